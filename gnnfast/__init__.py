@@ -1,0 +1,36 @@
+"""gnnfast makes existing graph-neural-network code fast: ``import gnnfast`` in PyTorch Geometric or DGL code, and message passing
+runs on fused kernels with the same numbers."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from gnnfast import _native
+from gnnfast.config import override, settings
+from gnnfast.graph import Graph
+from gnnfast.reporting import FallbackError, clear_report, report
+from gnnfast.switch import disable, enable, is_enabled
+
+if _native.cpu.loaded:
+    from gnnfast import ops  # noqa: F401  registers fake kernels and autograd formulas
+from gnnfast.aggregate import sddmm, spmm
+
+try:
+    __version__ = version("gnnfast")
+except PackageNotFoundError:  # a source tree that was not installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "FallbackError",
+    "Graph",
+    "__version__",
+    "clear_report",
+    "disable",
+    "enable",
+    "is_enabled",
+    "override",
+    "report",
+    "sddmm",
+    "spmm",
+]
+
+if settings().enabled:
+    enable()

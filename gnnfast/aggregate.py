@@ -1,0 +1,152 @@
+"""From an aggregation request through the selector to an op. Framework-free; the adapters and users call it alike."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnnfast import _native
+from gnnfast.config import settings
+from gnnfast.graph import Graph
+from gnnfast.reporting import ran
+from gnnfast.selector import Choice, Request, Statistics, select
+
+FEATURE_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+REDUCTIONS = ("sum", "mean", "max", "min")
+TIES = {"first": 1, "even": 2}
+
+
+def aggregate(
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor | None,
+    reduce: str,
+    *,
+    place: str = "gnnfast.spmm",
+    ties: str = "even",
+    empty: float = 0.0,
+) -> Tensor:
+    """One aggregation on unchecked operands: ``x [num_src, F]``, ``weight [E]`` or ``[E, H]`` of the same dtype, or ``None``.
+    Returns ``[num_dst, F]``. For the checked, documented form see :func:`spmm`."""
+    weighted_grad = weight is not None and weight.requires_grad
+    grad_enabled = torch.is_grad_enabled()
+    needs_grad = grad_enabled and (x.requires_grad or weighted_grad)
+    choice = choose(graph, reduce, needs_grad)
+    if not torch.compiler.is_compiling():
+        graph.uses += 1
+        ran(place, f"{choice.kernel} {reduce}", choice.reason)
+    if choice.kernel == "gas":
+        coo = graph.coo
+        assert coo is not None
+        from gnnfast.ops.spmm_coo import REDUCE
+
+        return torch.ops.gnnfast.spmm_coo(coo[1], coo[0], weight, x, graph.num_dst, REDUCE[reduce])
+    csc = grad_enabled and x.requires_grad
+    if reduce in ("max", "min"):
+        mode = TIES[ties] if needs_grad else 0
+        return torch.ops.gnnfast.spmm_max(*graph.args(csc), weight, x, reduce == "min", mode, empty)[0]
+    if weight is not None and not (grad_enabled and weighted_grad) and not torch.compiler.is_compiling():
+        in_slots = graph.slot_weights(weight, csc)
+        if in_slots is not None:
+            return torch.ops.gnnfast.spmm(*graph.args(csc, permuted=False), *in_slots, x, reduce == "mean")
+    return torch.ops.gnnfast.spmm(*graph.args(csc or (grad_enabled and weighted_grad)), weight, None, x, reduce == "mean")
+
+
+def choose(graph: Graph, reduce: str, needs_grad: bool) -> Choice:
+    """The selector's choice for an aggregation over ``graph`` now."""
+    statistics = Statistics(
+        device=graph.device.type,
+        average_degree=graph.average_degree,
+        uses=graph.uses,
+        converted=graph.has(csc=needs_grad),
+        has_coo="coo" in graph._shared,
+    )
+    return select(statistics, Request(reduce, needs_grad, torch.are_deterministic_algorithms_enabled()), settings())
+
+
+def spmm(graph: Graph, x: Tensor, weight: Tensor | None = None, reduce: str = "sum", *, ties: str = "even") -> Tensor:
+    r"""Aggregates the features of each node's in-neighbours:
+    :math:`y_i = \mathrm{reduce}_{e: j \to i} \, w_e \, x_j`.
+
+    Runs as GAR or GAS (fuseGNN, Chen et al., ICCAD 2020), as :mod:`gnnfast.selector` decides. Differentiable twice in ``x`` and
+    ``weight``. Nodes without in-edges get 0.
+
+    Args:
+        graph: ``num_src`` sources, ``num_dst`` destinations, ``E`` edges.
+        x: ``[num_src, F]`` or ``[num_src, H, D]``; float32, float64, float16 or bfloat16. 16-bit types accumulate in float32.
+        weight: ``[E]``, or ``[E, H]`` for three-dimensional ``x``; dtype and device of ``x``; in the edge order of the graph.
+        reduce: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
+        ties: who gets the gradient of max and min: ``"even"`` (all edges that attain it share it, as PyG) or ``"first"`` (the
+            first such edge takes it, as DGL).
+
+    Returns:
+        ``[num_dst, F]`` or ``[num_dst, H, D]``, the dtype of ``x``.
+
+    Raises:
+        TypeError: ``graph`` is no Graph or ``x`` has an unsupported dtype.
+        ValueError: shapes, devices or dtypes do not fit together, or an unknown ``reduce`` or ``ties``.
+        IndexError: an id of the graph is out of range (checked once, when the graph is first used).
+        RuntimeError: gnnfast has no kernels for the device.
+    """
+    _check_graph_and_features(graph, x, "x", graph.num_src if isinstance(graph, Graph) else 0)
+    if reduce not in REDUCTIONS:
+        raise ValueError(f"reduce must be one of {', '.join(REDUCTIONS)}, got {reduce!r}")
+    if ties not in TIES:
+        raise ValueError(f"ties must be 'first' or 'even', got {ties!r}")
+    if weight is not None:
+        heads = (x.shape[1],) if x.dim() == 3 else ()
+        if weight.shape not in ((graph.num_edges,), (graph.num_edges, *heads)):
+            accepted = f"[{graph.num_edges}]" + (f" or [{graph.num_edges}, {heads[0]}]" if heads else "")
+            raise ValueError(f"weight must have shape {accepted} (one value per edge), got {list(weight.shape)}")
+        if weight.dtype != x.dtype or weight.device != x.device:
+            raise ValueError(f"weight must be {x.dtype} on {x.device}, as x is, got {weight.dtype} on {weight.device}")
+    out = aggregate(graph, x.reshape(x.shape[0], x.shape[1:].numel()), weight, reduce, ties=ties)
+    return out.view(graph.num_dst, *x.shape[1:])
+
+
+def sddmm(graph: Graph, dst: Tensor, src: Tensor) -> Tensor:
+    r"""A dot product per edge: :math:`s_e = \langle a_i, b_j \rangle` for each edge :math:`e: j \to i`, and per head for
+    three-dimensional features. Differentiable twice.
+
+    Args:
+        graph: the graph.
+        dst: :math:`a`, ``[num_dst, F]`` or ``[num_dst, H, D]``; dtypes as :func:`spmm`.
+        src: :math:`b`, ``[num_src, F]`` or ``[num_src, H, D]``, the same dtype.
+
+    Returns:
+        ``[E]`` or ``[E, H]`` in the edge order of the graph.
+
+    Raises:
+        TypeError, ValueError, IndexError, RuntimeError: as :func:`spmm`.
+    """
+    _check_graph_and_features(graph, dst, "dst", graph.num_dst if isinstance(graph, Graph) else 0)
+    _check_graph_and_features(graph, src, "src", graph.num_src)
+    if dst.shape[1:] != src.shape[1:] or dst.dtype != src.dtype:
+        raise ValueError(
+            f"dst and src must agree in dtype and feature shape, got {dst.dtype} {list(dst.shape)} and {src.dtype} {list(src.shape)}"
+        )
+    heads = dst.shape[1] if dst.dim() == 3 else 1
+    a, b = (t.reshape(t.shape[0], t.shape[1:].numel()) for t in (dst, src))
+    needs_grad = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+    choice = choose(graph, "sum", needs_grad)
+    ran("gnnfast.sddmm", f"{choice.kernel} dot", choice.reason)
+    coo = graph.coo if choice.kernel == "gas" else None
+    if coo is not None:
+        out = torch.ops.gnnfast.sddmm_coo(coo[1], coo[0], a, b, heads)
+    else:
+        out = torch.ops.gnnfast.sddmm(*graph.args(csc=needs_grad), a, b, heads)
+    return out if dst.dim() == 3 else out.squeeze(1)
+
+
+def _check_graph_and_features(graph: Graph, x: Tensor, name: str, rows: int) -> None:
+    if not isinstance(graph, Graph):
+        raise TypeError(f"graph must be a gnnfast.Graph, got {type(graph).__name__}; build one with Graph.from_edge_index(...)")
+    if x.dtype not in FEATURE_DTYPES:
+        raise TypeError(f"{name} has dtype {x.dtype}; accepted are float32, float64, float16 and bfloat16")
+    if x.dim() not in (2, 3) or x.shape[0] != rows:
+        raise ValueError(f"{name} must have shape [{rows}, F] or [{rows}, H, D], got {list(x.shape)}")
+    if x.device != graph.device:
+        raise ValueError(f"{name} is on {x.device} but the graph is on {graph.device}; move one of them")
+    reason = _native.missing(x.device.type)
+    if reason:
+        raise RuntimeError(f"gnnfast has no kernels for {x.device}: {reason}")

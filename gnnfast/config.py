@@ -1,0 +1,123 @@
+"""Every setting, its environment variable and what that accepts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+BACKENDS = ("pyg", "dgl")
+KERNELS = ("auto", "gas", "gar")
+LOG_LEVELS = ("off", "info", "debug")
+
+
+def _one_of(*accepted: str) -> tuple[str, Callable[[str], str]]:
+    def parse(text: str) -> str:
+        if text not in accepted:
+            raise ValueError(text)
+        return text
+
+    return " or ".join(accepted), parse
+
+
+def _flag(text: str) -> bool:
+    return {"0": False, "1": True}[text]
+
+
+def _backends(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names or any(name not in BACKENDS for name in names):
+        raise ValueError(text)
+    return names
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise ValueError(text)
+    return number
+
+
+def _natural(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
+
+
+def _setting(default: Any, variable: str, accepts: str, parse: Callable[[str], Any]) -> Any:
+    return field(default=default, metadata={"variable": variable, "accepts": accepts, "parse": parse})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked for. ``None`` means: decided from the device.
+
+    ``degree_threshold`` is the average degree from which a graph that is seen for the first time is converted to CSR.
+    """
+
+    enabled: bool = _setting(True, "GNNFAST", "0 or 1", _flag)
+    backends: tuple[str, ...] = _setting(BACKENDS, "GNNFAST_BACKENDS", "a comma list of pyg and dgl", _backends)
+    kernel: str = _setting("auto", "GNNFAST_KERNEL", *_one_of(*KERNELS))
+    degree_threshold: float = _setting(8.0, "GNNFAST_DEGREE_THRESHOLD", "a number above 0", _positive)
+    cache_mb: int | None = _setting(None, "GNNFAST_CACHE_MB", "an integer of at least 0", _natural)
+    strict: bool = _setting(False, "GNNFAST_STRICT", "0 or 1", _flag)
+    log: str = _setting("off", "GNNFAST_LOG", *_one_of(*LOG_LEVELS))
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
+    """The settings that the environment asks for.
+
+    Raises:
+        ValueError: a variable has a value it does not accept; the message names the variable and what it accepts.
+    """
+    values = {}
+    for setting in fields(Settings):
+        text = environment.get(setting.metadata["variable"])
+        if text is None or text == "":
+            continue
+        try:
+            values[setting.name] = setting.metadata["parse"](text)
+        except (ValueError, KeyError):
+            raise ValueError(
+                f"the environment variable {setting.metadata['variable']} is {text!r}; it accepts {setting.metadata['accepts']}"
+            ) from None
+    return Settings(**values)
+
+
+_base = from_environment()
+_current: ContextVar[Settings | None] = ContextVar("gnnfast_settings", default=None)
+
+
+def settings() -> Settings:
+    """The settings in force in this thread or task."""
+    return _current.get() or _base
+
+
+@contextmanager
+def override(**changes: Any) -> Iterator[Settings]:
+    """Use other settings inside a ``with`` block, in this thread only.
+
+    Accepts the fields of :class:`Settings` that act on a call: ``kernel``, ``degree_threshold``, ``strict``. To switch gnnfast
+    on and off use :func:`gnnfast.enable` and :func:`gnnfast.disable`.
+
+    Raises:
+        TypeError: a name is no such setting.
+        ValueError: a value is not accepted.
+    """
+    accepted = {s.name: s for s in fields(Settings) if s.name in ("kernel", "degree_threshold", "strict")}
+    for name, value in changes.items():
+        if name not in accepted:
+            raise TypeError(f"override() got {name!r}; it accepts {', '.join(accepted)}")
+        try:
+            changes[name] = accepted[name].metadata["parse"](str(int(value)) if isinstance(value, bool) else str(value))
+        except (ValueError, KeyError):
+            raise ValueError(f"override({name}={value!r}): {name} accepts {accepted[name].metadata['accepts']}") from None
+    token = _current.set(replace(settings(), **changes))
+    try:
+        yield settings()
+    finally:
+        _current.reset(token)

@@ -1,0 +1,50 @@
+"""What is replaced in DGL, as data, and how. The file that holds gspmm is the same in every release from 1.1 to 2.4."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from types import ModuleType
+from typing import Any
+
+from gnnfast import reporting
+from gnnfast.dgl.backend import make_get_relation_graph, make_gspmm, make_gspmm_mean
+from gnnfast.patching import Patches, Unknown, fingerprint
+
+_SPARSE, _SPMM, _INDEX = "dgl.backend.pytorch.sparse", "dgl.ops.spmm", "dgl.heterograph_index"
+
+# (module that defines it, name, fingerprint of the known source, what replaces it, every attribute that holds it)
+PATCHES = (
+    (
+        _SPARSE,
+        "gspmm",
+        ("5142d8130e54",),
+        make_gspmm,
+        (("dgl.backend", "gspmm"), ("dgl.backend.pytorch", "gspmm"), (_SPARSE, "gspmm"), (_SPMM, "gspmm_internal")),
+    ),
+    (_SPMM, "gspmm", ("5ad73bce9915",), make_gspmm_mean, (("dgl.ops", "gspmm"), (_SPMM, "gspmm"))),
+)
+
+
+def install(module: ModuleType, patches: Patches) -> None:
+    """Patches DGL, which has just been or was long ago imported."""
+    for where, name, known, make, places in PATCHES:
+        label = f"{where}.{name}"
+        try:
+            defining = sys.modules[where]
+            original = getattr(defining, name)
+            found = fingerprint(inspect.getsource(defining), name)
+            if found not in known:
+                raise Unknown(f"its source has fingerprint {found}, which is not a known one")
+            held = [(sys.modules[m], n) for m, n in places]
+            if any(vars(m).get(n) is not original for m, n in held):
+                raise Unknown("another library has replaced it")
+        except (Unknown, KeyError, AttributeError, OSError) as error:
+            reporting.patched("dgl", label, f"left alone: {error} (DGL {getattr(module, '__version__', 'unknown')})")
+            continue
+        replacement = make(original)
+        for owner, attribute in held:
+            patches.set_attribute(owner, attribute, replacement)
+        reporting.patched("dgl", label, "patched")
+    index: Any = sys.modules[_INDEX].HeteroGraphIndex
+    patches.set_attribute(index, "get_relation_graph", make_get_relation_graph(index.get_relation_graph))

@@ -1,0 +1,411 @@
+"""A graph in the formats kernels want, made when first needed, and the cache that finds it again by the identity of the user's
+tensors."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnfast.config import settings
+
+INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+class Csr(NamedTuple):
+    """One compressed format, int32: by destination (CSR) or by source (CSC).
+
+    ``rowptr [rows + 1]``; ``col [num_edges]``; ``perm [num_edges]`` maps a slot to the user's edge id (``None``: they are equal);
+    ``schedule [items, 4]`` lists the work of the CUDA kernels (``None`` on CPU), its first ``num_pieces`` items being pieces of
+    long rows.
+    """
+
+    rowptr: Tensor
+    col: Tensor
+    perm: Tensor | None
+    schedule: Tensor | None
+    num_pieces: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self if isinstance(t, Tensor))
+
+
+class Graph:
+    """A graph whose edges carry messages from ``num_src`` sources to ``num_dst`` destinations.
+
+    Build one with :meth:`from_edge_index`, :meth:`from_csr` or :meth:`from_csc`. Formats are made when first needed, on the device
+    of the tensors, in time linear in the number of edges. Edge ids, and so the order of edge weights, are those of the input.
+    Graphs must not be changed through the tensors they were made from; the adapters' cache notices if they are.
+    """
+
+    def __init__(self, num_src: int, num_dst: int, num_edges: int, device: torch.device) -> None:
+        self.num_src, self.num_dst, self.num_edges, self.device = num_src, num_dst, num_edges, device
+        self.uses = 0  # aggregations so far: a graph seen again is worth converting
+        self._flipped = False
+        self._shared: dict[str, Any] = {"lock": threading.RLock(), "weights": OrderedDict()}
+
+    # ---- construction ----------------------------------------------------------------------------------------------------
+    @classmethod
+    def from_edge_index(cls, edge_index: Tensor, num_nodes: int | tuple[int, int] | None = None) -> Graph:
+        """From COO.
+
+        Args:
+            edge_index: ``[2, num_edges]``, int32 or int64; row 0 holds sources, row 1 destinations, in any order; duplicates and
+                self loops are allowed.
+            num_nodes: the number of nodes, or ``(num_src, num_dst)``. Taken from the largest index if not given.
+
+        Raises:
+            TypeError: the ids are not int32 or int64.
+            ValueError: the shape is not ``[2, num_edges]``, or a size is negative or 2^31 - 1 or more.
+            IndexError: raised by the first use: an id is out of range; the message names the bound and the value.
+        """
+        _check_ids("edge_index", edge_index, 2)
+        if edge_index.shape[0] != 2:
+            raise ValueError(f"edge_index must have shape [2, num_edges], got {list(edge_index.shape)}")
+        if num_nodes is None:
+            num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
+        num_src, num_dst = (num_nodes, num_nodes) if isinstance(num_nodes, int) else num_nodes
+        return cls.from_coo(edge_index.data[0], edge_index.data[1], num_src, num_dst)
+
+    @classmethod
+    def from_coo(cls, src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> Graph:
+        """From two id tensors ``[num_edges]``; otherwise as :meth:`from_edge_index`."""
+        _check_ids("src", src, 1)
+        _check_ids("dst", dst, 1)
+        if src.shape != dst.shape or src.dtype != dst.dtype or src.device != dst.device:
+            raise ValueError(f"src and dst must agree in shape, dtype and device, got {_brief(src)} and {_brief(dst)}")
+        graph = cls(_size("num_src", num_src), _size("num_dst", num_dst), _size("num_edges", src.numel()), src.device)
+        graph._shared["coo"] = src, dst
+        return graph
+
+    @classmethod
+    def from_csr(cls, rowptr: Tensor, col: Tensor, num_src: int | None = None, perm: Tensor | None = None) -> Graph:
+        """From CSR by destination: the sources of destination ``i`` are ``col[rowptr[i]:rowptr[i + 1]]``.
+
+        Args:
+            rowptr: ``[num_dst + 1]``, int32 or int64, ascending from 0 to ``num_edges``.
+            col: ``[num_edges]``, sources.
+            num_src: number of sources; ``num_dst`` if not given.
+            perm: ``[num_edges]``, the edge id of each slot; slots are edge ids if not given.
+
+        Raises:
+            TypeError, ValueError, IndexError: as :meth:`from_edge_index`, or ``rowptr`` is not ascending.
+        """
+        return cls._from_compressed("by_dst", rowptr, col, num_src, perm)
+
+    @classmethod
+    def from_csc(cls, colptr: Tensor, row: Tensor, num_dst: int | None = None, perm: Tensor | None = None) -> Graph:
+        """From CSC by source: the destinations of source ``j`` are ``row[colptr[j]:colptr[j + 1]]``. Otherwise as
+        :meth:`from_csr`."""
+        return cls._from_compressed("by_src", colptr, row, num_dst, perm)
+
+    @classmethod
+    def _from_compressed(cls, side: str, ptr: Tensor, idx: Tensor, columns: int | None, perm: Tensor | None) -> Graph:
+        _check_ids("rowptr", ptr, 1)
+        _check_ids("col", idx, 1)
+        if ptr.numel() == 0:
+            raise ValueError("rowptr must have at least one element")
+        if ptr.device != idx.device or (perm is not None and perm.device != idx.device):
+            raise ValueError(f"rowptr, col and perm must be on one device, got {ptr.device} and {idx.device}")
+        if perm is not None and perm.shape != idx.shape:
+            raise ValueError(f"perm must have the shape of col {list(idx.shape)}, got {list(perm.shape)}")
+        rows = _size("number of rows", ptr.numel() - 1)
+        columns = rows if columns is None else _size("number of columns", columns)
+        edges = _size("num_edges", idx.numel())
+        with torch.no_grad(), torch.inference_mode(False):
+            facts = [ptr[0], ptr[-1], ptr.diff().min() if rows else ptr[0]]
+            facts += [idx.min(), idx.max()] if edges else []
+            first, last, step, *bounds = (int(v) for v in torch.stack([f.long() for f in facts]).tolist())
+            if first != 0 or last != edges or step < 0:
+                raise ValueError(f"rowptr must ascend from 0 to num_edges = {edges}, got {first} to {last}, smallest step {step}")
+            if bounds and (bounds[0] < 0 or bounds[1] >= columns):
+                bad = bounds[0] if bounds[0] < 0 else bounds[1]
+                raise IndexError(f"column index {bad} is out of range [0, {columns})")
+            graph = cls(columns, rows, edges, idx.device) if side == "by_dst" else cls(rows, columns, edges, idx.device)
+            graph._shared[side] = _with_schedule(_int32(ptr), _int32(idx), None if perm is None else _int32(perm))
+        return graph
+
+    def reverse(self) -> Graph:
+        """The graph with every edge turned around; it shares all formats with this one."""
+        graph = Graph(self.num_dst, self.num_src, self.num_edges, self.device)
+        graph._shared, graph._flipped, graph.uses = self._shared, not self._flipped, self.uses
+        return graph
+
+    # ---- formats ---------------------------------------------------------------------------------------------------------
+    @property
+    def coo(self) -> tuple[Tensor, Tensor] | None:
+        """``(src, dst)`` as given and checked, or ``None`` for a graph made from a compressed format."""
+        coo = self._shared.get("coo")
+        if coo is None:
+            return None
+        if not self._shared.get("checked"):
+            from gnnfast.ops.convert import check_coo
+
+            sizes = (self.num_dst, self.num_src) if not self._flipped else (self.num_src, self.num_dst)
+            check_coo(coo[1], coo[0], *sizes)
+            self._shared["checked"] = True
+        return (coo[1], coo[0]) if self._flipped else coo
+
+    @property
+    def csr(self) -> Csr:
+        """By destination. Raises IndexError if it is made now and an id is out of range."""
+        return self._format("by_src" if self._flipped else "by_dst")
+
+    @property
+    def csc(self) -> Csr:
+        """By source."""
+        return self._format("by_dst" if self._flipped else "by_src")
+
+    def has(self, csc: bool) -> bool:
+        """Whether CSR, and with ``csc`` also CSC, have been made."""
+        sides = ("by_dst", "by_src") if csc else ("by_src" if self._flipped else "by_dst",)
+        return all(side in self._shared for side in sides)
+
+    def _format(self, side: str) -> Csr:
+        found = self._shared.get(side)
+        if found is None:
+            with self._shared["lock"]:
+                found = self._shared.get(side)
+                if found is None:
+                    found = self._shared[side] = self._convert(side)
+            cache.grew()
+        return found
+
+    def _convert(self, side: str) -> Csr:
+        from gnnfast.ops.convert import coo_to_csr
+
+        sizes = (self.num_dst, self.num_src) if (side == "by_dst") != self._flipped else (self.num_src, self.num_dst)
+        # Formats outlive this call: made under inference_mode they could not be saved for a later backward pass.
+        with torch.no_grad(), torch.inference_mode(False):
+            perm = None
+            if "coo" in self._shared:
+                src, dst = self._shared["coo"]
+                if src.is_inference():
+                    src, dst = src.clone(), dst.clone()
+                row, column = (dst, src) if side == "by_dst" else (src, dst)
+            else:
+                other: Csr = self._shared["by_src" if side == "by_dst" else "by_dst"]
+                row, perm = other.col, other.perm
+                nodes = torch.arange(other.rowptr.numel() - 1, dtype=torch.int32, device=self.device)
+                column = torch.repeat_interleave(nodes, other.rowptr.diff(), output_size=self.num_edges)
+            rowptr, col, order = coo_to_csr(row, column, *sizes)
+            if perm is not None:
+                order = perm if order is None else perm[order]
+            self._shared["checked"] = True
+            return _with_schedule(rowptr, col, order)
+
+    def args(self, csc: bool, permuted: bool = True) -> tuple[Any, ...]:
+        """The graph arguments of the CSR ops (see :mod:`gnnfast.ops.spmm`): CSR and, with ``csc``, its transpose. Without
+        ``permuted``, weights are given in slot order and the perms are left out."""
+        key = ("args", self._flipped, csc, permuted)
+        found = self._shared.get(key)
+        if found is None:
+            forward, backward = self.csr, self.csc if csc else Csr(None, None, None, None, 0)  # type: ignore[arg-type]
+            if not permuted:
+                forward, backward = forward._replace(perm=None), backward._replace(perm=None)
+            found = self._shared[key] = (*forward, *backward)
+        return found
+
+    def slot_weights(self, weight: Tensor, csc: bool) -> tuple[Tensor, Tensor | None] | None:
+        """The weight ``[num_edges]`` or ``[num_edges, H]`` in the slot orders of CSR and CSC, kept from the second time the same,
+        unchanged tensor is used on; ``None`` where reading it through ``perm`` is as good (first use, or no perm)."""
+        if self.csr.perm is None and (not csc or self.csc.perm is None):
+            return (weight, weight) if csc else (weight, None)
+        if weight.is_inference():
+            return None
+        kept: OrderedDict[int, list[Any]] = self._shared["weights"]
+        with self._shared["lock"]:
+            entry = kept.get(id(weight))
+            if entry is None or entry[0]() is not weight or entry[1] != weight._version:
+                kept[id(weight)] = [weakref.ref(weight), weight._version, {}]
+                while len(kept) > 4:
+                    kept.popitem(last=False)
+                return None
+            orders = entry[2]
+            for side in ("by_dst", "by_src") if csc else ("by_src" if self._flipped else "by_dst",):
+                if side not in orders:
+                    perm = self._format(side).perm
+                    with torch.no_grad(), torch.inference_mode(False):
+                        orders[side] = weight.detach() if perm is None else weight.detach().index_select(0, perm)
+                    cache.grew()
+        first, second = ("by_src", "by_dst") if self._flipped else ("by_dst", "by_src")
+        return orders[first], orders.get(second) if csc else None
+
+    @property
+    def average_degree(self) -> float:
+        """``num_edges / num_dst``."""
+        return self.num_edges / max(self.num_dst, 1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the formats and weights kept, without the user's own tensors."""
+        total = sum(self._shared[side].nbytes for side in ("by_dst", "by_src") if side in self._shared)
+        for _, _, orders in list(self._shared["weights"].values()):
+            total += sum(t.nbytes for t in list(orders.values()))
+        return total
+
+    def __repr__(self) -> str:
+        formats = [n for n, k in (("coo", "coo"), ("csr", "by_dst"), ("csc", "by_src")) if k in self._shared]
+        return (
+            f"Graph(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges}, device={str(self.device)!r}, "
+            f"formats={'+'.join(formats)})"
+        )
+
+
+def _brief(t: Tensor) -> str:
+    return f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)} on {t.device}"
+
+
+def _check_ids(name: str, ids: Tensor, dim: int) -> None:
+    if not isinstance(ids, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(ids).__name__}")
+    if ids.dtype not in INDEX_DTYPES:
+        raise TypeError(f"{name} holds node ids and must be int32 or int64, got {ids.dtype}; convert it with .long()")
+    if ids.dim() != dim:
+        raise ValueError(f"{name} must have {dim} dimensions, got shape {list(ids.shape)}")
+
+
+def _size(name: str, value: int) -> int:
+    if not 0 <= value < 2**31 - 1:
+        raise ValueError(f"{name} must be at least 0 and below 2^31 - 1, got {value}")
+    return int(value)
+
+
+def _int32(t: Tensor) -> Tensor:
+    return t.detach().to(torch.int32).contiguous()
+
+
+def _with_schedule(rowptr: Tensor, col: Tensor, perm: Tensor | None) -> Csr:
+    if rowptr.device.type != "cuda":
+        return Csr(rowptr, col, perm, None, 0)
+    schedule, num_pieces = build_schedule(rowptr, col.numel())
+    return Csr(rowptr, col, perm, schedule, num_pieces)
+
+
+def build_schedule(rowptr: Tensor, num_edges: int) -> tuple[Tensor, int]:
+    """Splits rows into work items of about equal size for one warp each.
+
+    Rows longer than a piece are cut (pieces first, so that they start early), all others are one item, in order. A piece has 128
+    to 1,024 edges: few enough that the device's resident warps get several items each, many enough that combining is cheap.
+
+    Returns:
+        ``[items, 4]`` int32 of (row, first slot, last slot + 1, number of pieces of the row if this is its first piece, -1 if it
+        is another one, 0 for a whole row), and the number of pieces.
+    """
+    piece = min(max(num_edges // 16384, 128), 1024)
+    start, degree = rowptr[:-1].long(), rowptr.diff().long()
+    long = (degree > piece).nonzero().view(-1)
+    count = (degree[long] + piece - 1) // piece
+    total = int(count.sum())
+    row = torch.repeat_interleave(long, count, output_size=total)
+    nth = torch.arange(total, device=rowptr.device) - torch.repeat_interleave(count.cumsum(0) - count, count, output_size=total)
+    begin = start[row] + nth * piece
+    end = torch.minimum(begin + piece, start[row] + degree[row])
+    pieces = torch.where(nth == 0, torch.repeat_interleave(count, count, output_size=total), -1)
+    whole = (degree <= piece).nonzero().view(-1)
+    items = torch.stack(
+        [
+            torch.cat([row, whole]),
+            torch.cat([begin, start[whole]]),
+            torch.cat([end, start[whole] + degree[whole]]),
+            torch.cat([pieces, torch.zeros_like(whole)]),
+        ],
+        dim=1,
+    )
+    return items.to(torch.int32).contiguous(), total
+
+
+class Cache:
+    """Values found again by the identity of tensors: an entry holds while each tensor lives and is unchanged.
+
+    Keys are weak references to the tensor objects and their version counters, never addresses, which are reused. The least
+    recently used entries are dropped when the bytes of all values exceed the budget. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[Hashable, tuple[tuple[weakref.ref[Tensor], ...], tuple[int, ...], Any]] = OrderedDict()
+        self._lock = threading.RLock()
+        self.hits = self.misses = self.evictions = 0
+
+    def get(self, tensors: tuple[Tensor, ...], key: Hashable, build: Callable[[], Any]) -> Any:
+        """The value for these tensors and ``key``, built if there is none. Not kept for inference tensors, which have no version
+        counter to show a change."""
+        full_key = (tuple(map(id, tensors)), key)
+        entry = self._entries.get(full_key)
+        if entry is not None:
+            refs, versions, value = entry
+            if all(r() is t for r, t in zip(refs, tensors)) and versions == tuple(t._version for t in tensors):
+                self.hits += 1
+                try:
+                    self._entries.move_to_end(full_key)
+                except KeyError:  # dropped by another thread; the value is good all the same
+                    pass
+                return value
+        self.misses += 1
+        value = build()
+        if any(t.is_inference() for t in tensors):
+            return value
+        with self._lock:
+
+            def drop(_: Any, key: Hashable = full_key, entries: OrderedDict[Hashable, Any] = self._entries) -> None:
+                entries.pop(key, None)
+
+            self._entries[full_key] = tuple(weakref.ref(t, drop) for t in tensors), tuple(t._version for t in tensors), value
+        self.grew()
+        return value
+
+    def drop(self, tensors: tuple[Tensor, ...], key: Hashable) -> None:
+        """Forgets one value."""
+        self._entries.pop((tuple(map(id, tensors)), key), None)
+
+    def grew(self) -> None:
+        """Drops old entries while the values exceed the budget."""
+        with self._lock:
+            while len(self._entries) > 1 and self.nbytes > self.budget():
+                self._entries.popitem(last=False)
+                self.evictions += 1
+
+    def budget(self) -> int:
+        """Bytes the values may take: ``GNNFAST_CACHE_MB``, else a quarter of the memory of the device in use."""
+        megabytes = settings().cache_mb
+        if megabytes is not None:
+            return megabytes << 20
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory // 4
+        return _host_memory() // 4
+
+    @property
+    def nbytes(self) -> int:
+        return sum(nbytes_of(entry[2]) for entry in list(self._entries.values()))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        with self._lock:
+            self._entries.clear()
+
+
+def nbytes_of(value: Any) -> int:
+    """Bytes of a graph, a tensor, or a tuple of such."""
+    if isinstance(value, (Graph, Tensor)):
+        return value.nbytes
+    if isinstance(value, tuple):
+        return sum(map(nbytes_of, value))
+    return 0
+
+
+def _host_memory() -> int:
+    import os
+
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+cache = Cache()

@@ -1,0 +1,72 @@
+"""SDDMM, a dot product per edge and head. Contract: ``plugin_src/sddmm/sddmm_args.h``.
+
+``sddmm(graph, a [M, F], b [N, F], heads, weight=None, value=None, arg=None) -> [E, H]`` in the user's edge order; with ``value`` or
+``arg`` the sum is restricted to the features at which an edge attained the maximum of its row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnfast.ops.spmm import _NO_GRAPH_GRADS, GRAPH_ARGS, attained, edges, save, saved, spread, swap
+
+_ops = torch.ops.gnnfast
+
+
+@torch.library.register_fake("gnnfast::sddmm")
+def _(*args: Any) -> Tensor:
+    col, a, heads = args[1], args[GRAPH_ARGS], args[GRAPH_ARGS + 2]
+    return a.new_empty(col.shape[0], heads)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    graph, (a, b, heads, *rest) = inputs[:GRAPH_ARGS], inputs[GRAPH_ARGS:]
+    save(ctx, tuple(graph), a, b, *rest)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    graph, (a, b, weight, value, arg) = saved(ctx)
+    need_a, need_b = ctx.needs_input_grad[GRAPH_ARGS : GRAPH_ARGS + 2]
+    grad_a = grad_b = None
+    if value is None and arg is None:
+        if need_a:
+            grad_a = _ops.spmm(*graph, grad, None, b, False)
+        if need_b:
+            grad_b = _ops.spmm(*swap(graph), grad, None, a, False)
+    else:  # second derivative of max and min
+        row, column, ids = edges(graph)
+        per_edge = spread(grad[ids], a.shape[1]) * attained(row, column, ids, weight, b, value, arg)
+        if need_a:
+            grad_a = torch.zeros_like(a).index_add(0, row, per_edge * b[column])
+        if need_b:
+            grad_b = torch.zeros_like(b).index_add(0, column, per_edge * a[row])
+    return (*_NO_GRAPH_GRADS, grad_a, grad_b, None, None, None, None)
+
+
+torch.library.register_autograd("gnnfast::sddmm", _backward, setup_context=_setup)
+
+
+# sddmm_coo(row [E], column [E], a [M, F], b [N, F], heads) -> [E, H]
+
+
+@torch.library.register_fake("gnnfast::sddmm_coo")
+def _(row: Tensor, column: Tensor, a: Tensor, b: Tensor, heads: int) -> Tensor:
+    return a.new_empty(row.shape[0], heads)
+
+
+def _coo_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    row, column, a, b, _ = inputs
+    ctx.save_for_backward(row, column, a, b)
+
+
+def _coo_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    row, column, a, b = ctx.saved_tensors
+    grad_a = _ops.spmm_coo(row, column, grad, b, a.shape[0], 0) if ctx.needs_input_grad[2] else None
+    grad_b = _ops.spmm_coo(column, row, grad, a, b.shape[0], 0) if ctx.needs_input_grad[3] else None
+    return None, None, grad_a, grad_b, None
+
+
+torch.library.register_autograd("gnnfast::sddmm_coo", _coo_backward, setup_context=_coo_setup)

@@ -1,0 +1,211 @@
+"""SpMM over CSR (GAR). Contract and citations: ``plugin_src/spmm/spmm_args.h``.
+
+Every op takes a matrix A and its transpose as two times ``rowptr, col, perm, schedule, num_pieces``; a backward pass swaps them.
+Letters in comments: N columns (sources), M rows (destinations), E edges, H heads, F features, H divides F.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ops = torch.ops.gnnfast
+GRAPH_ARGS = 10
+_NO_GRAPH_GRADS = (None,) * GRAPH_ARGS
+
+
+def swap(graph: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of A^T from those of A."""
+    return (*graph[5:], *graph[:5])
+
+
+def _rows(graph: tuple[Any, ...]) -> int:
+    return graph[0].shape[0] - 1
+
+
+def save(ctx: Any, graph: tuple[Any, ...], *tensors: Tensor | None) -> None:
+    """Saves the graph and further tensors for a backward pass."""
+    ctx.pieces = graph[4], graph[9]
+    ctx.save_for_backward(*graph[:4], *graph[5:9], *tensors)
+
+
+def saved(ctx: Any) -> tuple[tuple[Any, ...], list[Any]]:
+    """What :func:`save` saved."""
+    s = ctx.saved_tensors
+    return (*s[:4], ctx.pieces[0], *s[4:8], ctx.pieces[1]), list(s[8:])
+
+
+def edges(graph: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """Row, column and user's edge id of each slot, as int64."""
+    rowptr, col, perm = graph[:3]
+    count = rowptr.diff().long()
+    row = torch.repeat_interleave(torch.arange(_rows(graph), device=col.device), count, output_size=col.numel())
+    return row, col.long(), torch.arange(col.numel(), device=col.device) if perm is None else perm.long()
+
+
+def mean_degree(rowptr: Tensor, grad: Tensor) -> Tensor:
+    """What the sums of a mean were divided by: ``[M, 1]`` in the dtype of ``grad``."""
+    return rowptr.diff().clamp(min=1).to(grad.dtype).unsqueeze(1)
+
+
+# ---- sum and mean --------------------------------------------------------------------------------------------------------
+# spmm(graph, weight [E] | [E, H] | None, weight_t, x [N, F], mean) -> [M, F]. `weight_t`, if given, is the weight in the slot
+# order of A^T; `weight` is then in the slot order of A, and neither matrix has a perm.
+
+
+@torch.library.register_fake("gnnfast::spmm")
+def _(*args: Any) -> Tensor:
+    x = args[-2]
+    return x.new_empty(_rows(args), x.shape[1])
+
+
+def _spmm_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *graph, weight, weight_t, x, ctx.mean = inputs
+    weighted = weight is not None and ctx.needs_input_grad[GRAPH_ARGS]
+    save(ctx, tuple(graph), weight, weight_t, x if weighted else None)
+
+
+def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    graph, (weight, weight_t, x) = saved(ctx)
+    need_weight, _, need_x = ctx.needs_input_grad[GRAPH_ARGS : GRAPH_ARGS + 3]
+    if ctx.mean:
+        grad = grad / mean_degree(graph[0], grad)
+    grad_x = grad_weight = None
+    if need_x and need_weight:
+        grad_x, grad_weight = _ops.spmm_backward(*swap(graph), weight, x, grad)
+    elif need_x:
+        other = (weight, None) if weight_t is None else (weight_t, weight)
+        grad_x = _ops.spmm(*swap(graph), *other, grad, False)
+    elif need_weight:
+        grad_weight = _ops.sddmm(*graph, grad, x, _heads(weight)).view_as(weight)
+    return (*_NO_GRAPH_GRADS, grad_weight, None, grad_x, None)
+
+
+def _heads(weight: Tensor) -> int:
+    return weight.shape[1] if weight.dim() == 2 else 1
+
+
+torch.library.register_autograd("gnnfast::spmm", _spmm_backward, setup_context=_spmm_setup)
+
+
+# spmm_backward(graph of A^T, weight, x [N, F], grad [M, F]) -> A^T(weight) grad [N, F], <x[column], grad[row]> [E] | [E, H]
+
+
+@torch.library.register_fake("gnnfast::spmm_backward")
+def _(*args: Any) -> tuple[Tensor, Tensor]:
+    weight, _, grad = args[-3:]
+    return grad.new_empty(_rows(args), grad.shape[1]), torch.empty_like(weight, memory_format=torch.contiguous_format)
+
+
+def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *graph, weight, x, grad = inputs
+    save(ctx, tuple(graph), weight, x, grad)
+
+
+def _backward_backward(ctx: Any, grad_out: Tensor, grad_dot: Tensor) -> tuple[Any, ...]:
+    # out = A^T(w) g and dot = <x, g> per edge are linear in each of w, x and g.
+    graph, (weight, x, grad) = saved(ctx)
+    need_weight, need_x, need_grad = ctx.needs_input_grad[GRAPH_ARGS:]
+    to_weight = to_x = to_grad = None
+    if need_weight:
+        to_weight = _ops.sddmm(*graph, grad_out, grad, _heads(weight)).view_as(weight)
+    if need_x:
+        to_x = _ops.spmm(*graph, grad_dot, None, grad, False)
+    if need_grad:
+        to_grad = _ops.spmm(*swap(graph), weight, None, grad_out, False) + _ops.spmm(*swap(graph), grad_dot, None, x, False)
+    return (*_NO_GRAPH_GRADS, to_weight, to_x, to_grad)
+
+
+torch.library.register_autograd("gnnfast::spmm_backward", _backward_backward, setup_context=_backward_setup)
+
+
+# ---- max and min ---------------------------------------------------------------------------------------------------------
+# spmm_max(graph, weight, x, minimum, ties, empty) -> out [M, F], aux int32 [M, F]. ties: 0 no gradient, 1 the first edge takes the
+# gradient (DGL), 2 all edges that attain the maximum share it evenly (PyG).
+FIRST, EVEN = 1, 2
+
+
+@torch.library.register_fake("gnnfast::spmm_max")
+def _(*args: Any) -> tuple[Tensor, Tensor]:
+    x, _, ties, _ = args[-4:]
+    rows = _rows(args)
+    return x.new_empty(rows, x.shape[1]), x.new_empty(rows if ties else 0, x.shape[1], dtype=torch.int32)
+
+
+def _max_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *graph, weight, x, _, ctx.ties, _ = inputs
+    out, aux = output
+    ctx.mark_non_differentiable(aux)
+    save(ctx, tuple(graph), weight, x, out if ctx.ties == EVEN else None, aux)
+
+
+def _max_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    graph, (weight, x, out, aux) = saved(ctx)
+    if ctx.ties == 0:
+        raise RuntimeError("gnnfast: spmm_max was called with ties=0, which keeps nothing for a gradient; pass ties=1 or 2")
+    if ctx.ties == EVEN:
+        grad, aux = grad / aux.clamp(min=1).to(grad.dtype), None
+    grad_weight = grad_x = None
+    if ctx.needs_input_grad[GRAPH_ARGS]:
+        grad_weight = _ops.sddmm(*graph, grad, x, _heads(weight), weight, out, aux).view_as(weight)
+    if ctx.needs_input_grad[GRAPH_ARGS + 1]:
+        grad_x = _ops.spmm_where(*swap(graph), weight, x, grad, out, aux)
+    return (*_NO_GRAPH_GRADS, grad_weight, grad_x, None, None, None)
+
+
+torch.library.register_autograd("gnnfast::spmm_max", _max_backward, setup_context=_max_setup)
+
+
+def attained(
+    row: Tensor, column: Tensor, ids: Tensor, weight: Tensor | None, x: Tensor, out: Tensor | None, arg: Tensor | None
+) -> Tensor:
+    """Which edges attained the maximum of their row, ``[E, F]`` bool: the selection that :func:`spmm_where` makes on the fly.
+    ``x`` are the source features, ``out`` (ties share) or ``arg`` (first edge) what the forward pass kept."""
+    with torch.no_grad():
+        if arg is not None:
+            return arg[row] == ids.unsqueeze(1)
+        assert out is not None
+        message = x[column] if weight is None else spread(weight[ids], x.shape[1]) * x[column]
+        return message == out[row]
+
+
+def spread(per_head: Tensor, width: int) -> Tensor:
+    """``[E]`` or ``[E, H]`` repeated over the features of each head: ``[E, F]``."""
+    per_head = per_head.view(per_head.shape[0], -1)
+    return per_head.repeat_interleave(width // per_head.shape[1], dim=1)
+
+
+# spmm_where(graph of A^T, weight, x [N, F], grad [M, F], out | None, arg | None) -> [N, F]: the gradient of spmm_max for x. Its own
+# derivative is needed for double backward only and is written with torch's ops, edge by edge.
+
+
+@torch.library.register_fake("gnnfast::spmm_where")
+def _(*args: Any) -> Tensor:
+    grad = args[-3]
+    return grad.new_empty(_rows(args), grad.shape[1])
+
+
+def _where_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *graph, weight, x, grad, out, arg = inputs
+    save(ctx, tuple(graph), weight, x, grad, out, arg)
+
+
+def _where_backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
+    graph, (weight, x, grad, out, arg) = saved(ctx)
+    source, row, ids = edges(graph)  # the graph is the transpose: its rows are the sources
+    taken = attained(row, source, ids, weight, x, out, arg)
+    back = grad_out[source] * taken
+    to_weight = to_grad = None
+    if ctx.needs_input_grad[GRAPH_ARGS]:
+        per_edge = (back * grad[row]).view(ids.numel(), _heads(weight), -1).sum(-1)
+        to_weight = torch.zeros_like(per_edge).index_copy(0, ids, per_edge).view_as(weight)
+    if ctx.needs_input_grad[GRAPH_ARGS + 2]:
+        if weight is not None:
+            back = back * spread(weight[ids], x.shape[1])
+        to_grad = torch.zeros_like(grad).index_add(0, row, back)
+    return (*_NO_GRAPH_GRADS, to_weight, None, to_grad, None, None)
+
+
+torch.library.register_autograd("gnnfast::spmm_where", _where_backward, setup_context=_where_setup)

@@ -1,0 +1,139 @@
+"""Reversible changes to other libraries. Knows no framework: what is patched, and with what, is data of the adapters.
+
+Functions are patched by exchanging their code object in place, so that every module that imported them by name, every class and
+every instance that holds them sees the change, and getting the very same code object back undoes it.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import linecache
+import textwrap
+from collections.abc import Callable
+from types import CodeType, FunctionType
+from typing import Any
+
+_MISSING = object()
+
+# Put before the first statement of a patched function. TorchScript and torch.compile read it and take the original body.
+_BLOCK = """\
+if not torch.jit.is_scripting():
+    if not torch.compiler.is_compiling():
+        {hook} = {hook}_dispatch({arguments})
+        if {hook} is not NotImplemented:
+            return {hook}
+"""
+_HOOK = "_gnnfast"
+
+
+class Unknown(Exception):
+    """A function is not the one that is known, so it is left alone."""
+
+
+class Patches:
+    """A list of changes that can be undone, last one first."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+        self._swapped: dict[FunctionType, CodeType] = {}
+
+    def set_attribute(self, owner: Any, name: str, value: Any) -> None:
+        """``setattr`` that :meth:`restore` takes back."""
+        old = vars(owner).get(name, _MISSING)
+        setattr(owner, name, value)
+
+        def undo() -> None:
+            if old is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, old)
+
+        self._undo.append(undo)
+
+    def add_dispatch(self, function: FunctionType, source: str, dispatch: Callable[..., Any], as_dict: bool = False) -> None:
+        """Lets ``dispatch`` see every call of ``function`` first; ``NotImplemented`` from it runs the original body.
+
+        Args:
+            function: a plain function. Patching it again is a no-op.
+            source: its source, or that of its module.
+            dispatch: takes the parameters by position; with ``as_dict`` as ``(first, second, last, {name: value, ...})`` where
+                the dictionary holds the parameters in between.
+        """
+        if function in self._swapped:
+            return
+        names = list(inspect.signature(function).parameters)
+        if as_dict:
+            middle = ", ".join(f"{name!r}: {name}" for name in names[2:-1])
+            arguments = f"{names[0]}, {names[1]}, {names[-1]}, {{{middle}}}"
+        else:
+            arguments = ", ".join(names)
+        code = _inject(source, function, _BLOCK.format(hook=_HOOK, arguments=arguments))
+        self._swapped[function] = function.__code__
+        name = f"{_HOOK}_dispatch"
+        added = [n for n in (name, "torch") if n not in function.__globals__]
+        if name in function.__globals__:
+            # Two patched functions of one module: each needs its own name.
+            unique = f"{name}_{function.__name__}"
+            code = code.replace(co_names=tuple(unique if n == name else n for n in code.co_names))
+            added, name = [unique], unique
+        function.__globals__[name] = dispatch
+        import torch
+
+        function.__globals__.setdefault("torch", torch)
+        function.__code__ = code
+
+        def undo() -> None:
+            function.__code__ = self._swapped.pop(function)
+            for n in added:
+                function.__globals__.pop(n, None)
+
+        self._undo.append(undo)
+
+    def original(self, function: FunctionType) -> FunctionType:
+        """The function with its original code, callable while the patch is in place."""
+        code = self._swapped.get(function, function.__code__)
+        copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+        copy.__kwdefaults__ = function.__kwdefaults__
+        return copy
+
+    def restore(self) -> None:
+        """Undoes everything; every attribute and every code object is then the one it was."""
+        while self._undo:
+            self._undo.pop()()
+
+
+def find_function(source: str, name: str) -> ast.FunctionDef:
+    """The last definition of a function at the top level of ``source``."""
+    found = [n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == name]
+    if not found:
+        raise Unknown(f"{name} is not defined there")
+    return found[-1]
+
+
+def fingerprint(source: str, name: str) -> str:
+    """A short hash of a function's source lines, without indentation and blank lines."""
+    node = find_function(source, name)
+    lines = (line.strip() for line in source.splitlines()[node.lineno - 1 : node.end_lineno])
+    return hashlib.sha256("\n".join(line for line in lines if line).encode()).hexdigest()[:12]
+
+
+def _inject(source: str, function: FunctionType, block: str) -> CodeType:
+    node = find_function(source, function.__name__)
+    lines = source.splitlines(keepends=True)
+    first = node.body[0]
+    if ast.get_docstring(node) is not None and len(node.body) > 1:
+        first = node.body[1]
+    begin = min([node.lineno, *(d.lineno for d in node.decorator_list)]) - 1
+    head, rest = lines[begin : first.lineno - 1], lines[first.lineno - 1 : node.end_lineno]
+    text = "".join(head) + textwrap.indent(block, " " * first.col_offset) + "".join(rest)
+    file = f"<gnnfast {function.__module__}.{function.__name__}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    scope: dict[str, Any] = {}
+    # Annotations are evaluated in the function's own module; defaults and closures stay those of the function object.
+    exec(compile(text, file, "exec", dont_inherit=True), dict(function.__globals__), scope)
+    code: CodeType = scope[function.__name__].__code__
+    if code.co_freevars != function.__code__.co_freevars:
+        raise Unknown(f"{function.__name__} closes over other names than its source shows")
+    return code

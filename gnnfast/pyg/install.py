@@ -1,0 +1,106 @@
+"""What is patched in PyG, as data, and how."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from gnnfast import reporting
+from gnnfast.patching import Patches, Unknown, fingerprint
+from gnnfast.pyg.norm import make_gcn_norm
+from gnnfast.pyg.propagate import propagate
+from gnnfast.pyg.sparse import make_spmm
+
+MESSAGE_PASSING = "torch_geometric.nn.conv.message_passing"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One patched function of PyG.
+
+    ``known`` are fingerprints of its source in the releases it was studied in (2.6.0 to 2.8.1); with another one it is left
+    alone. ``make`` gets the original function and returns the dispatcher.
+    """
+
+    module: str
+    name: str
+    known: tuple[str, ...]
+    make: Callable[[FunctionType], Callable[..., Any]]
+
+
+PATCHES = (
+    Patch("torch_geometric.nn.conv.gcn_conv", "gcn_norm", ("13eadb05c985",), make_gcn_norm),
+    Patch("torch_geometric.utils._spmm", "spmm", ("21242ae8226b", "6084961fda11"), make_spmm),
+)
+# propagate is generated per class from a template; these are the parts of it that propagate.py stands in for.
+TEMPLATES = {"propagate.jinja": ("b0c6eb39a67b",), "collect.jinja": ("7a42629d53c3",)}
+
+
+
+def install(module: ModuleType, patches: Patches) -> None:
+    """Patches one of PyG's modules, which has just been or was long ago imported."""
+    if module.__name__ == MESSAGE_PASSING:
+        _guard("propagate", lambda: _install_propagate(module, patches))
+    for patch in PATCHES:
+        if patch.module == module.__name__:
+            _guard(patch.name, lambda patch=patch: _install_function(module, patch, patches))
+
+
+def _guard(name: str, action: Callable[[], None]) -> None:
+    try:
+        action()
+    except (Unknown, OSError, SyntaxError, AttributeError) as error:
+        version = getattr(sys.modules.get("torch_geometric"), "__version__", "unknown")
+        reporting.patched("pyg", name, f"left alone: {error} (PyG {version}; known are 2.6.0 to 2.8.1)")
+    else:
+        reporting.patched("pyg", name, "patched")
+
+
+def _install_function(module: ModuleType, patch: Patch, patches: Patches) -> None:
+    function = inspect.unwrap(getattr(module, patch.name))
+    source = Path(inspect.getfile(module)).read_text()
+    found = fingerprint(source, patch.name)
+    if found not in patch.known:
+        raise Unknown(f"{patch.name} has fingerprint {found}, which is not a known one")
+    patches.add_dispatch(function, source, patch.make(patches.original(function)))
+
+
+def _install_propagate(module: ModuleType, patches: Patches) -> None:
+    folder = Path(inspect.getfile(module)).parent
+    for template, known in TEMPLATES.items():
+        found = hashlib.sha256((folder / template).read_bytes()).hexdigest()[:12]
+        if found not in known:
+            raise Unknown(f"{template} has fingerprint {found}, which is not a known one")
+    from_template = module.module_from_template
+
+    # Classes get their propagate when first instantiated. Those that have one are patched now, later ones as they get it.
+    def module_from_template(*args: Any, **kwargs: Any) -> Any:
+        made = from_template(*args, **kwargs)
+        _patch_template(made, patches)
+        return made
+
+    for cls in _subclasses(module.MessagePassing):
+        function = cls.__dict__.get("_jinja_propagate")
+        made = sys.modules.get(getattr(function, "__module__", ""))
+        if function is not None and made is not module and getattr(made, "propagate", None) is function:
+            _patch_template(made, patches)
+    patches.set_attribute(module, "module_from_template", module_from_template)
+
+
+def _patch_template(made: Any, patches: Patches) -> None:
+    function = getattr(made, "propagate", None)
+    if isinstance(function, FunctionType):
+        patches.add_dispatch(function, Path(made.__file__).read_text(), propagate, as_dict=True)
+
+
+def _subclasses(cls: type) -> set[type]:
+    found = {cls}
+    for sub in cls.__subclasses__():
+        found |= _subclasses(sub)
+    return found

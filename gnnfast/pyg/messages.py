@@ -1,0 +1,117 @@
+"""Recognises ``message()`` functions by their bytecode.
+
+A user's or PyG's ``message`` counts as known only if its instructions are those of one of the reference functions below, compiled
+by the same interpreter, with arguments renamed by position. So nothing is guessed: a message that does anything else, however
+little, is not known.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import itertools
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+
+class Message(NamedTuple):
+    """``weight * feature_j`` or ``feature_j``.
+
+    ``feature``: name of the node features without ``_j``. ``weight``: name of the edge values, or ``None``. ``form``: how the code
+    shapes the weight before it multiplies: ``"view"`` (``[E, 1]`` of any shape), ``"unsqueeze"`` (one more dimension at the end),
+    ``"column"`` (``[E, 1]`` of one dimension) or ``"plain"``. ``optional``: whether the weight may be ``None``.
+    """
+
+    feature: str
+    weight: str | None
+    form: str
+    optional: bool
+
+
+_FORMS = {
+    "w.view(-1, 1)": "view",
+    "w.reshape(-1, 1)": "view",
+    "w.unsqueeze(-1)": "unsqueeze",
+    "w.unsqueeze(1)": "column",
+    "w[:, None]": "column",
+    "w": "plain",
+}
+_BODIES = {
+    "return {p}": False,
+    "return x if w is None else {p}": True,
+    "return {p} if w is not None else x": True,
+    "if w is None:\n  return x\n return {p}": True,
+    "if w is None:\n  return x\n else:\n  return {p}": True,
+    "if w is not None:\n  return {p}\n return x": True,
+    "if w is not None:\n  return {p}\n else:\n  return x": True,
+}
+
+_Instructions = tuple[tuple[str, Any], ...]
+
+
+def _instructions(code: CodeType) -> _Instructions:
+    position = {name: i for i, name in enumerate(code.co_varnames)}
+
+    def operand(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(operand, value))
+        return position.get(value, value) if isinstance(value, str) else repr(value)
+
+    found: list[tuple[str, Any]] = []
+    start: int | None = None
+    for i in dis.get_instructions(code):
+        if i.opname in ("RESUME", "NOP", "CACHE", "COPY_FREE_VARS", "EXTENDED_ARG"):
+            continue
+        start = i.offset if start is None else start
+        if i.opcode in dis.hasjrel or i.opcode in dis.hasjabs:
+            found.append((i.opname, i.argval - start))
+        elif i.opcode in dis.haslocal:
+            found.append((i.opname, operand(i.argval)))
+        elif i.opcode in dis.hasname:
+            found.append((i.opname, ("name", i.argval)))
+        else:
+            found.append((i.opname, repr(i.argval)))
+    return tuple(found)
+
+
+@functools.cache
+def _references() -> dict[_Instructions, tuple[int, int | None, str, bool]]:
+    """Instructions -> (position of x, position of w, form, optional)."""
+    table: dict[_Instructions, tuple[int, int | None, str, bool]] = {}
+
+    def add(arguments: str, body: str, w: int | None, form: str, optional: bool) -> None:
+        scope: dict[str, Any] = {}
+        exec(f"def message(self, {arguments}):\n {body}\n", scope)
+        names = ["self", *arguments.split(", ")]
+        table.setdefault(_instructions(scope["message"].__code__), (names.index("x"), w, form, optional))
+
+    add("x", "return x", None, "plain", False)
+    for arguments, (expression, form), (body, optional) in itertools.product(("x, w", "w, x"), _FORMS.items(), _BODIES.items()):
+        for product in (f"{expression} * x", f"x * {expression}"):
+            add(arguments, body.format(p=product), arguments.split(", ").index("w") + 1, form, optional)
+    return table
+
+
+@functools.lru_cache(maxsize=4096)
+def recognise(function: FunctionType) -> Message | None:
+    """The message that ``function`` (a method ``message(self, ...)``) computes, or ``None`` if it is not a known one."""
+    code = function.__code__
+    plain = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
+    if code.co_flags & plain or code.co_freevars or code.co_cellvars or code.co_kwonlyargcount or code.co_argcount > 3:
+        return None
+    found = _references().get(_instructions(code))
+    if found is None:
+        return None
+    x, w, form, optional = found
+    feature, weight = code.co_varnames[x], None if w is None else code.co_varnames[w]
+    if not feature.endswith("_j") or feature == "edge_index_j" or feature == "size_j":
+        return None
+    if weight is not None and (weight.endswith(("_i", "_j")) or weight in _SPECIAL):
+        return None
+    if code.co_argcount == 3 and weight is None:
+        return None
+    return Message(feature[:-2], weight, form, optional)
+
+
+_SPECIAL = ("edge_index", "adj_t", "index", "ptr", "size", "dim_size")

@@ -1,0 +1,245 @@
+"""``MessagePassing.propagate`` as one aggregation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnfast.aggregate import FEATURE_DTYPES, aggregate, choose
+from gnnfast.graph import INDEX_DTYPES, Graph, cache
+from gnnfast.pyg import guards
+from gnnfast.pyg.messages import Message, recognise
+from gnnfast.reporting import fell_back
+
+_OVERRIDES = frozenset(("message", "aggregate", "update", "propagate", "collect"))
+_HOOKS = tuple(
+    f"_{stage}_forward_{kind}"
+    for stage in ("propagate", "message", "aggregate", "message_and_aggregate")
+    for kind in ("pre_hooks", "hooks")
+)
+_REDUCE: dict[type, str] = {}
+
+
+class Fallback(Exception):
+    """Why PyG's own code must run."""
+
+
+def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+    """Stands in for the ``propagate`` that PyG generates for a class. Returns ``NotImplemented`` to let it run."""
+    reason = guards.context()
+    if not reason:
+        try:
+            return _propagate(module, edge_index, size, kwargs)
+        except Fallback as error:
+            reason = str(error)
+    fell_back(f"pyg {type(module).__name__}", reason)
+    return NotImplemented
+
+
+def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+    if type(edge_index) is not Tensor and not _is_edge_index(edge_index):
+        if _is_sparse(edge_index) and module.fuse:
+            return NotImplemented  # PyG's fused route, which gnnfast.pyg.sparse serves
+        raise Fallback(f"the adjacency is a {_kind(edge_index)}")
+    message = _check_module(module)
+    reduce = _reduction(module)
+    x, num_src, num_dst, flow = _sizes(module, message, edge_index, size, kwargs)
+    weight = kwargs.get(message.weight) if message.weight is not None else None
+    if message.weight is not None and weight is None and not (message.optional and message.weight in kwargs):
+        raise Fallback(f"message() uses {message.weight}, which was not passed to propagate()")
+    graph = _graph(edge_index, num_src, num_dst, flow)
+    features, weight, restore = _operands(module, message, graph, x, weight)
+
+    if guards.capturing(x.device):
+        needs_grad = torch.is_grad_enabled() and (features.requires_grad or (weight is not None and weight.requires_grad))
+        if not graph.has(csc=needs_grad):
+            raise Fallback("a CUDA graph is being captured and this graph has not been converted yet; run once before capturing")
+    try:
+        out = aggregate(graph, features, weight, reduce, place=f"pyg {type(module).__name__}")
+    except (IndexError, ValueError) as error:  # a bad index or size: PyG raises its own error
+        raise Fallback(f"invalid input: {error}") from None
+    return _update(module, restore(out), kwargs)
+
+
+def _check_module(module: Any) -> Message:
+    own, cls = module.__dict__, type(module)
+    if not _OVERRIDES.isdisjoint(own):
+        raise Fallback("the instance overrides a method of message passing")
+    if any(own[name] for name in _HOOKS):
+        raise Fallback("hooks are registered on message passing")
+    if own["_explain"]:
+        raise Fallback("an explainer is active")
+    if own.get("_decomposed_layers", 1) != 1:
+        raise Fallback("decomposed_layers is set")
+    if cls.aggregate is not _base().aggregate:
+        raise Fallback("aggregate() is overridden")
+    message = recognise(cls.message)
+    if message is None:
+        raise Fallback("message() is not x_j or weight * x_j")
+    if cls.update is not _base().update:
+        names = update_arguments(cls.update)
+        if names is None:
+            raise Fallback("update() asks for more than arguments of propagate()")
+    return message
+
+
+@functools.cache
+def _base() -> Any:
+    from torch_geometric.nn.conv.message_passing import MessagePassing
+
+    return MessagePassing
+
+
+def _reduction(module: Any) -> str:
+    if not _REDUCE:
+        from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
+
+        _REDUCE.update({SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max", MinAggregation: "min"})
+    aggregation = module.aggr_module
+    reduce = _REDUCE.get(type(aggregation))
+    if reduce is None:
+        raise Fallback(f"the aggregation is {type(aggregation).__name__}")
+    if aggregation._forward_hooks or aggregation._forward_pre_hooks or aggregation._backward_hooks or "forward" in vars(aggregation):
+        raise Fallback("hooks are registered on the aggregation")
+    if torch.nn.modules.module._has_any_global_hook():
+        raise Fallback("global module hooks are registered")
+    return reduce
+
+
+def _sizes(module: Any, message: Message, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> tuple[Tensor, int, int, bool]:
+    """The gathered features and the sizes of the graph in the direction of the messages, as PyG's collect() finds them."""
+    to_target = module.flow == "source_to_target"
+    i, j = (1, 0) if to_target else (0, 1)
+    sizes = [edge_index.num_rows, edge_index.num_cols] if _is_edge_index(edge_index) else list(size or (None, None))  # type: ignore[attr-defined]
+    if message.feature not in kwargs:
+        raise Fallback(f"message() uses {message.feature}_j, which was not passed to propagate()")
+    x = kwargs[message.feature]
+    given: list[tuple[int, Any]]
+    if isinstance(x, (tuple, list)):
+        if not to_target:
+            raise Fallback("features are a pair and flow is target_to_source")
+        if len(x) != 2:
+            raise Fallback("features are not a pair")
+        given, x = [(0, x[0]), (1, x[1])], x[0]
+    else:
+        given = [(j, x)]
+    if len(sizes) != 2:
+        raise Fallback("size is not a pair")
+    dim = module.node_dim
+    for at, t in given:
+        if t is None:
+            continue
+        reason = guards.operand(message.feature, t)
+        if reason:
+            raise Fallback(reason)
+        if not -t.dim() <= dim < t.dim() or (sizes[at] is not None and sizes[at] != t.shape[dim]):
+            raise Fallback("sizes do not fit together")
+        sizes[at] = t.shape[dim]
+    if x is None or sizes[j] is None or x.shape[dim] != sizes[j]:
+        raise Fallback("the features to gather are missing")
+    rows = sizes[i] if sizes[i] is not None else sizes[j]
+    return x, sizes[j], rows, to_target
+
+
+def _graph(edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) -> Graph:
+    if edge_index.dtype not in INDEX_DTYPES or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise Fallback(f"edge_index is {edge_index.dtype} of shape {list(edge_index.shape)}")
+
+    def build() -> Graph:
+        # Through .data, so that the rows do not keep the user's tensor object alive as their base.
+        plain = edge_index.as_tensor().data if _is_edge_index(edge_index) else edge_index.data  # type: ignore[attr-defined]
+        src, dst = (plain[0], plain[1]) if to_target else (plain[1], plain[0])
+        return Graph.from_coo(src, dst, num_src, num_dst)
+
+    try:
+        return cache.get((edge_index,), ("edge_index", num_src, num_dst, to_target), build)
+    except (TypeError, ValueError) as error:
+        raise Fallback(f"invalid input: {error}") from None
+
+
+def _operands(
+    module: Any, message: Message, graph: Graph, x: Tensor, weight: Any
+) -> tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]:
+    """Features ``[num_src, F]``, weights ``[E]`` or ``[E, H]`` of the dtype that the framework computes in, and what brings the
+    result back into the layout of the features."""
+    dim = module.node_dim % x.dim()
+    if x.device != graph.device:
+        raise Fallback("features and edge_index are on different devices")
+    if weight is not None:
+        reason = guards.operand(str(message.weight), weight)
+        if reason:
+            raise Fallback(reason)
+        weight = _weight(message, graph, x, weight, dim)
+        if weight.device != x.device:
+            raise Fallback("features and weights are on different devices")
+        dtype = torch.promote_types(x.dtype, weight.dtype)
+        x, weight = x.to(dtype), weight.to(dtype)
+    if x.dtype not in FEATURE_DTYPES:
+        raise Fallback(f"features are {x.dtype}")
+    moved = x if dim == 0 else x.movedim(dim, 0)
+    shape = moved.shape[1:]
+
+    def restore(out: Tensor) -> Tensor:
+        out = out.view(graph.num_dst, *shape)
+        return out if dim == 0 else out.movedim(0, dim).contiguous()
+
+    return moved.reshape(moved.shape[0], shape.numel()), weight, restore
+
+
+def _weight(message: Message, graph: Graph, x: Tensor, weight: Tensor, dim: int) -> Tensor:
+    """The weight as ``[E]`` or ``[E, H]``, for the shapes where the framework's broadcasting means just that."""
+    edges, shape = graph.num_edges, weight.shape
+    scalar = {
+        "view": weight.numel() == edges,
+        "unsqueeze": shape == (edges,),
+        "column": shape == (edges,),
+        "plain": shape == (edges, 1),
+    }[message.form]
+    # [E, 1] times x_j means a scalar per edge where edges are x_j's last dimension but one.
+    if scalar and x.dim() >= 2 and dim == x.dim() - 2:
+        return weight.reshape(-1)
+    if x.dim() == 3 and dim == 0:
+        heads = {"unsqueeze": shape, "plain": shape[:2] if shape[2:] == (1,) else ()}.get(message.form, ())
+        if heads == (edges, x.shape[1]):
+            return weight.reshape(heads)
+    raise Fallback(f"weights of shape {list(shape)} against features of shape {list(x.shape)}")
+
+
+_simple_updates: dict[Any, tuple[str, ...] | None] = {}
+
+
+def _update(module: Any, out: Tensor, kwargs: dict[str, Any]) -> Any:
+    update = type(module).update
+    if update is _base().update:
+        return out
+    names = update_arguments(update) or ()
+    return module.update(out, **{name: kwargs[name] for name in names if name in kwargs})
+
+
+def update_arguments(update: Any) -> tuple[str, ...] | None:
+    """Names that an overridden update() asks for besides its input; ``None`` if they are not all plain arguments."""
+    if update not in _simple_updates:
+        code = update.__code__
+        names = code.co_varnames[2 : code.co_argcount]
+        special = ("edge_index", "adj_t", "index", "ptr", "size", "dim_size")
+        simple = not any(n.endswith(("_i", "_j")) or n in special for n in names)
+        _simple_updates[update] = names if simple and not code.co_kwonlyargcount and not code.co_flags & 0x0C else None
+    return _simple_updates[update]
+
+
+def _is_edge_index(edge_index: Any) -> bool:
+    return type(edge_index).__name__ == "EdgeIndex" and type(edge_index).__module__ == "torch_geometric.edge_index"
+
+
+def _is_sparse(adjacency: Any) -> bool:
+    return _kind(adjacency) == "SparseTensor" or (isinstance(adjacency, Tensor) and adjacency.layout is not torch.strided)
+
+
+def _kind(adjacency: Any) -> str:
+    if isinstance(adjacency, Tensor) and adjacency.layout is not torch.strided:
+        return f"tensor of layout {adjacency.layout}"
+    return type(adjacency).__name__

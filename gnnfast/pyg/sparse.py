@@ -1,0 +1,127 @@
+"""``torch_geometric.utils.spmm``: PyG's fused route for adjacency matrices given as ``torch.sparse`` or ``SparseTensor``."""
+
+from __future__ import annotations
+
+import warnings
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnfast.aggregate import FEATURE_DTYPES, aggregate
+from gnnfast.graph import Graph, cache
+from gnnfast.pyg import guards
+from gnnfast.reporting import fell_back
+
+_PLACE = "pyg spmm"
+
+
+def make_spmm(original: FunctionType) -> Any:
+    """A dispatcher for ``spmm(src, other, reduce)``."""
+
+    def spmm(src: Any, other: Any, reduce: Any) -> Any:
+        reason = guards.context() or _unsupported(src, other, reduce)
+        if not reason:
+            reduce = "sum" if reduce == "add" else reduce
+            if isinstance(src, Tensor):
+                return _torch_sparse(src, other, reduce)
+            return _sparse_tensor(src, other, reduce)
+        fell_back(_PLACE, reason)
+        return NotImplemented
+
+    return spmm
+
+
+def _unsupported(src: Any, other: Any, reduce: Any) -> str:
+    if reduce not in ("sum", "add", "mean", "max", "min"):
+        return f"reduce is {reduce!r}"
+    reason = guards.operand("other", other)
+    if reason:
+        return reason
+    if other.dim() != 2 or other.dtype not in FEATURE_DTYPES:
+        return f"other is {other.dtype} of shape {list(other.shape)}"
+    extremum = reduce in ("max", "min")
+    if extremum and torch.is_grad_enabled() and other.requires_grad:
+        return "the gradient of max and min over a sparse matrix"
+    if guards.capturing(other.device):
+        return "a CUDA graph is being captured"
+    if isinstance(src, Tensor):
+        if type(src) is not Tensor or src.layout not in (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo):
+            return f"src is a {type(src).__name__} of layout {src.layout}"
+        values = src._values() if src.layout is torch.sparse_coo else src.values()
+        if src.requires_grad:
+            return "the sparse matrix requires a gradient"
+        if src.is_cuda and extremum:
+            return "PyG does not support max and min over a sparse matrix on CUDA"
+        if src.dim() != 2 or values.dim() != 1 or values.dtype != other.dtype or src.device != other.device:
+            return f"a sparse matrix of {src.dtype}, {src.dim()} dimensions, on {src.device}"
+        if src.is_inference():
+            return "the sparse matrix is an inference tensor"
+        rows, cols = src.shape
+    elif type(src).__name__ == "SparseTensor":
+        value = src.storage.value()
+        if value is not None and (value.dim() != 1 or value.requires_grad):
+            return "values of the SparseTensor have more than one dimension or require a gradient"
+        if src.device() != other.device:
+            return "the SparseTensor is on another device"
+        if src.nnz() == 0:
+            return "the SparseTensor has no entries"
+        if value is not None and value.dtype != other.dtype and other.is_cuda:
+            return f"values of the SparseTensor are {value.dtype}, features {other.dtype}"
+        rows, cols = src.sparse_sizes()
+    else:
+        return f"src is a {type(src).__name__}"
+    if cols != other.shape[0]:
+        return f"sizes {rows} x {cols} and {list(other.shape)} do not fit"
+    return ""
+
+
+def _torch_sparse(src: Tensor, other: Tensor, reduce: str) -> Tensor:
+    coo, csc = src.layout is torch.sparse_coo, src.layout is torch.sparse_csc
+    if coo or (csc and not other.requires_grad):
+        warnings.warn(
+            f"Converting sparse tensor to CSR format (got '{src.layout}'); gnnfast keeps the result while the tensor lives. A tensor "
+            f"in CSR format needs no conversion.",
+            stacklevel=4,
+        )
+    rows, cols = src.shape
+    if coo:
+        # Duplicate entries are one entry, as in PyG, which converts to CSR.
+        with torch.no_grad():
+            graph, values = cache.get((src, src._values(), src._indices()), "sparse_coo", lambda: _from_coo(src))
+    elif csc:
+        # CSC of the matrix is compressed by column, and columns are sources.
+        key = (src.ccol_indices(), src.row_indices())
+        graph = cache.get((src,), ("sparse_csc", *_versions(key)), lambda: Graph.from_csc(*key, num_dst=rows))
+        values = src.values()
+    else:
+        key = (src.crow_indices(), src.col_indices())
+        graph = cache.get((src,), ("sparse_csr", *_versions(key)), lambda: Graph.from_csr(*key, num_src=cols))
+        values = src.values()
+    return aggregate(graph, other, values.detach(), reduce, place=_PLACE)
+
+
+def _versions(tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
+    return tuple(t._version for t in tensors)
+
+
+def _from_coo(src: Tensor) -> tuple[Graph, Tensor]:
+    whole = src.coalesce()
+    indices = whole.indices()
+    return Graph.from_coo(indices[1].clone(), indices[0].clone(), src.shape[1], src.shape[0]), whole.values().clone()
+
+
+def _sparse_tensor(src: Any, other: Tensor, reduce: str) -> Tensor:
+    rows, cols = src.sparse_sizes()
+    # set_value() makes new SparseTensors that share the index tensors, so those are the identity of the structure.
+    col = src.storage.col()
+
+    def build() -> Graph:
+        return Graph.from_csr(src.storage.rowptr(), col.clone(), num_src=cols)
+
+    graph = cache.get((col,), ("SparseTensor", rows, cols), build)
+    value = src.storage.value()
+    if value is not None:
+        value = value.to(other.dtype)
+    return aggregate(graph, other, value, reduce, place=_PLACE)

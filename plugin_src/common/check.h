@@ -1,0 +1,63 @@
+// Argument checks shared by the CPU and the CUDA half of every op. Messages name the argument, what was expected and what came.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace gnnfast {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using OptTensor = std::optional<Tensor>;
+
+inline std::string shape_str(const Tensor& t) {
+  std::string s = "[";
+  for (int64_t d = 0; d < t.dim(); ++d) s += (d ? ", " : "") + std::to_string(t.size(d));
+  return s + "]";
+}
+
+inline void check_dim(const char* name, const Tensor& t, int64_t dim) {
+  STD_TORCH_CHECK(t.dim() == dim, "gnnfast: ", name, " must have ", dim, " dimensions, got shape ", shape_str(t));
+}
+
+inline void check_size(const char* name, const Tensor& t, int64_t dim, int64_t size) {
+  STD_TORCH_CHECK(t.size(dim) == size, "gnnfast: ", name, " must have size ", size, " in dimension ", dim, ", got shape ",
+                  shape_str(t));
+}
+
+inline void check_dtype(const char* name, const Tensor& t, ScalarType want) {
+  STD_TORCH_CHECK(t.scalar_type() == want, "gnnfast: ", name, " must have dtype ", torch::headeronly::toString(want), ", got ",
+                  torch::headeronly::toString(t.scalar_type()));
+}
+
+inline void check_same_device(const char* name, const Tensor& t, const Tensor& ref) {
+  STD_TORCH_CHECK(t.is_cuda() == ref.is_cuda() && t.get_device_index() == ref.get_device_index(), "gnnfast: ", name,
+                  " is on another device than the features");
+}
+
+// A graph array: int32, one-dimensional, contiguous, on the device of the features.
+inline const int32_t* check_index(const char* name, const Tensor& t, const Tensor& ref) {
+  check_dtype(name, t, ScalarType::Int);
+  STD_TORCH_CHECK(t.is_contiguous(), "gnnfast: ", name, " must be contiguous");
+  check_same_device(name, t, ref);
+  return t.const_data_ptr<int32_t>();
+}
+
+inline const int32_t* check_index(const char* name, const OptTensor& t, const Tensor& ref) {
+  return t.has_value() ? check_index(name, *t, ref) : nullptr;
+}
+
+// Features [rows, width], made contiguous: a kernel reads whole rows, so a copy of a strided input is cheaper than its gather.
+inline Tensor check_features(const char* name, const Tensor& t, int64_t rows) {
+  check_dim(name, t, 2);
+  if (rows >= 0) check_size(name, t, 0, rows);
+  return torch::stable::contiguous(t);
+}
+
+}  // namespace gnnfast

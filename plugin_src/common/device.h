@@ -1,0 +1,27 @@
+// The two devices. Each op folder implements these in <op>_cpu.cpp and <op>_cuda.cu; checks and allocation are written once, as
+// templates over the device, in <op>.h.
+#pragma once
+
+#include "dtype.h"
+
+namespace gnnfast {
+
+struct SpmmArgs;
+struct SpmmCooArgs;
+struct SddmmArgs;
+
+struct Cpu {
+  static void spmm(const SpmmArgs& args, const Tensor& x);
+  static bool can_fuse_dot(const SpmmArgs& args, ScalarType dtype);
+  static void spmm_coo(const SpmmCooArgs& args, const Tensor& x);
+  static void sddmm(const SddmmArgs& args, const Tensor& a);
+};
+
+struct Cuda {
+  static void spmm(const SpmmArgs& args, const Tensor& x);
+  static bool can_fuse_dot(const SpmmArgs& args, ScalarType dtype);
+  static void spmm_coo(const SpmmCooArgs& args, const Tensor& x);
+  static void sddmm(const SddmmArgs& args, const Tensor& a);
+};
+
+}  // namespace gnnfast

@@ -1,0 +1,39 @@
+// The one prologue of every CUDA op: device guard, torch's current stream, grid size, launch check.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/macros.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include "dtype.h"
+
+namespace gnnfast {
+
+constexpr int kBlock = 256;
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+struct Launch {
+  torch::stable::accelerator::DeviceGuard guard;
+  cudaStream_t stream;
+
+  explicit Launch(const Tensor& t) : guard(t.get_device_index()), stream(current_stream(t.get_device_index())) {}
+
+  static cudaStream_t current_stream(int32_t device) {
+    void* s = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &s));
+    return static_cast<cudaStream_t>(s);
+  }
+};
+
+// Blocks for `threads` threads in total. The x dimension of a grid holds 2^31 - 1 blocks, more than any int32 graph needs, so
+// kernels that use this need no grid-stride loop.
+inline unsigned blocks_for(int64_t threads) {
+  const int64_t blocks = (threads + kBlock - 1) / kBlock;
+  STD_TORCH_CHECK(blocks <= 2147483647, "gnnfast: ", threads, " threads are more than one CUDA launch can start");
+  return static_cast<unsigned>(blocks);
+}
+
+}  // namespace gnnfast

@@ -1,0 +1,162 @@
+// Vectors for the CPU kernels, in the compiler's vector extension: as wide as the instruction set the file is compiled for.
+// Only <op>_cpu_kernel.cpp files include this; everything lives in a namespace per instruction set (GNNFAST_ISA).
+#pragma once
+
+#include <cstring>
+
+#include "types.h"
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define GNNFAST_VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define GNNFAST_VECTOR_BYTES 32
+#else
+#define GNNFAST_VECTOR_BYTES 16
+#endif
+
+namespace gnnfast::GNNFAST_ISA {
+
+template <class A>
+constexpr int kLanes = GNNFAST_VECTOR_BYTES / sizeof(A);
+template <class T>
+constexpr bool is_half = false;
+template <>
+inline constexpr bool is_half<half_t> = true;
+template <class T>
+constexpr bool is_bf16 = false;
+template <>
+inline constexpr bool is_bf16<bf16_t> = true;
+
+// L values of type A; L = 1 is a vector as well, so that the last features of a row run through the same code.
+template <class A, int L>
+struct Vector {
+  typedef A type __attribute__((vector_size(L * sizeof(A))));
+};
+template <class T, int L>
+using vec_t = typename Vector<acc_t<T>, L>::type;
+
+template <class To, class From>
+inline To bit_cast(const From& from) {
+  To to;
+  static_assert(sizeof(To) == sizeof(From));
+  std::memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
+// ---- one element -----------------------------------------------------------------------------------------------------
+inline float load(const float* p) { return *p; }
+inline double load(const double* p) { return *p; }
+inline float load(const bf16_t* p) { return bit_cast<float>(uint32_t{p->bits} << 16); }
+inline float load(const half_t* p) {
+#if defined(__F16C__)
+  return _cvtsh_ss(p->bits);
+#else
+  // Scaling by 2^112 turns a half's exponent, placed as a float's, into the right one, subnormals included.
+  const uint32_t sign = (p->bits & 0x8000u) << 16, magnitude = (p->bits & 0x7fffu) << 13;
+  const float value = bit_cast<float>(magnitude) * bit_cast<float>(0x77800000u);
+  return bit_cast<float>(sign | (magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : bit_cast<uint32_t>(value)));
+#endif
+}
+inline void store(float* p, float v) { *p = v; }
+inline void store(double* p, double v) { *p = v; }
+inline void store(bf16_t* p, float v) {  // to nearest, ties to even
+  const uint32_t bits = bit_cast<uint32_t>(v);
+  p->bits = v != v ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+inline void store(half_t* p, float v) {
+#if defined(__F16C__)
+  p->bits = _cvtss_sh(v, _MM_FROUND_TO_NEAREST_INT);
+#else
+  const uint32_t bits = bit_cast<uint32_t>(v), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
+  uint32_t h;
+  if (magnitude > 0x7f800000u) {
+    h = 0x7e00u;  // NaN
+  } else if (magnitude >= 0x477ff000u) {
+    h = 0x7c00u;  // rounds to infinity
+  } else if (magnitude < 0x38800000u) {
+    // Subnormal: adding 0.5 lets the adder shift and round.
+    h = bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+  } else {
+    h = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1)) >> 13;
+  }
+  p->bits = static_cast<uint16_t>(sign | h);
+#endif
+}
+
+// ---- L elements, in the accumulation type -------------------------------------------------------------------------------
+template <int L, class T>
+inline vec_t<T, L> load_vector(const T* p) {
+  vec_t<T, L> v;
+  if constexpr (sizeof(T) == sizeof(acc_t<T>)) {
+    std::memcpy(&v, p, sizeof(v));
+    return v;
+  }
+#if defined(__AVX512F__)
+  if constexpr (is_half<T> && L == 16) {
+    const __m512 f = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return bit_cast<vec_t<T, L>>(f);
+  }
+#endif
+#if defined(__F16C__)
+  if constexpr (is_half<T> && L == 8) {
+    const __m256 f = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return bit_cast<vec_t<T, L>>(f);
+  }
+#endif
+  if constexpr (is_bf16<T>) {
+    using Words = typename Vector<uint32_t, L>::type;
+    typename Vector<uint16_t, L>::type bits;
+    std::memcpy(&bits, p, sizeof(bits));
+    return bit_cast<vec_t<T, L>>(__builtin_convertvector(bits, Words) << 16);
+  }
+  for (int l = 0; l < L; ++l) v[l] = load(p + l);
+  return v;
+}
+
+template <int L, class T>
+inline void store_vector(T* p, const vec_t<T, L>& v) {
+  if constexpr (sizeof(T) == sizeof(acc_t<T>)) {
+    std::memcpy(p, &v, sizeof(v));
+  } else {
+    for (int l = 0; l < L; ++l) store(p + l, v[l]);
+  }
+}
+
+// The nearest value that T can hold.
+template <class T>
+inline acc_t<T> round_to(acc_t<T> v) {
+  if constexpr (sizeof(T) == sizeof(acc_t<T>)) return v;
+  T t;
+  store(&t, v);
+  return load(&t);
+}
+
+// sum over f < n of a[f] * b[f]
+template <class T>
+inline acc_t<T> dot(const T* a, const T* b, int64_t n) {
+  constexpr int L = kLanes<acc_t<T>>;
+  vec_t<T, L> sum{};
+  int64_t f = 0;
+  for (; f + L <= n; f += L) sum += load_vector<L>(a + f) * load_vector<L>(b + f);
+  acc_t<T> total = 0;
+  for (int l = 0; l < L; ++l) total += sum[l];
+  for (; f < n; ++f) total += load(a + f) * load(b + f);
+  return total;
+}
+
+// Calls f with the C++ type of `dtype`.
+template <class F>
+inline void dispatch_dtype(DType dtype, const F& f) {
+  switch (dtype) {
+    case kFloat: return f(Type<float>{});
+    case kDouble: return f(Type<double>{});
+    case kHalf: return f(Type<half_t>{});
+    case kBFloat16: return f(Type<bf16_t>{});
+  }
+}
+
+}  // namespace gnnfast::GNNFAST_ISA

@@ -1,0 +1,93 @@
+// Loads and stores of N consecutive elements, in the accumulation type. N * sizeof(T) is 16 bytes, or N is 1.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "types.h"
+
+namespace gnnfast {
+
+template <class T>
+constexpr int kVec = 16 / sizeof(T);
+
+// Calls f with the C++ type that stores `dtype` on the device.
+template <class F>
+void dispatch_cuda(DType dtype, const F& f) {
+  switch (dtype) {
+    case kFloat: return f(Type<float>{});
+    case kDouble: return f(Type<double>{});
+    case kHalf: return f(Type<__half>{});
+    case kBFloat16: return f(Type<__nv_bfloat16>{});
+  }
+}
+
+__device__ inline float to_acc(float v) { return v; }
+__device__ inline double to_acc(double v) { return v; }
+__device__ inline float to_acc(__half v) { return __half2float(v); }
+__device__ inline float to_acc(__nv_bfloat16 v) { return __bfloat162float(v); }
+
+template <class T>
+__device__ inline T from_acc(acc_t<T> v) {
+  return static_cast<T>(v);
+}
+template <>
+__device__ inline __half from_acc<__half>(float v) {
+  return __float2half(v);
+}
+template <>
+__device__ inline __nv_bfloat16 from_acc<__nv_bfloat16>(float v) {
+  return __float2bfloat16(v);
+}
+
+// The nearest value that T can hold.
+template <class T>
+__device__ inline acc_t<T> round_to(acc_t<T> v) {
+  return to_acc(from_acc<T>(v));
+}
+
+template <int N, class T>
+__device__ inline void load_vector(acc_t<T> (&v)[N], const T* p) {
+  if constexpr (N == 1) {
+    v[0] = to_acc(__ldg(p));
+  } else {
+    static_assert(N * sizeof(T) == 16);
+    const uint4 raw = __ldg(reinterpret_cast<const uint4*>(p));
+    const T* elements = reinterpret_cast<const T*>(&raw);
+#pragma unroll
+    for (int i = 0; i < N; ++i) v[i] = to_acc(elements[i]);
+  }
+}
+
+template <int N, class T>
+__device__ inline void store_vector(T* p, const acc_t<T> (&v)[N]) {
+  if constexpr (N == 1) {
+    *p = from_acc<T>(v[0]);
+  } else {
+    static_assert(N * sizeof(T) == 16);
+    uint4 raw;
+    T* elements = reinterpret_cast<T*>(&raw);
+#pragma unroll
+    for (int i = 0; i < N; ++i) elements[i] = from_acc<T>(v[i]);
+    *reinterpret_cast<uint4*>(p) = raw;
+  }
+}
+
+// N int32, N a multiple of 4, or 1.
+template <int N>
+__device__ inline void load_ints(int32_t (&v)[N], const int32_t* p) {
+  if constexpr (N % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+      const int4 raw = __ldg(reinterpret_cast<const int4*>(p + i));
+      v[i] = raw.x, v[i + 1] = raw.y, v[i + 2] = raw.z, v[i + 3] = raw.w;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) v[i] = __ldg(p + i);
+  }
+}
+
+inline bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+}  // namespace gnnfast

@@ -1,0 +1,49 @@
+// COO to CSR: a stable counting (CPU) or radix (CUDA) sort by row, linear in the number of edges.
+//
+//   rowptr [num_rows + 1] int32, col [E] int32: column of each slot; perm [E] int32: the edge id of each slot, or empty when
+//   the rows came sorted already, so that slots are edge ids. Within a row, slots ascend by edge id.
+//
+// Both index ranges are checked here, once, on the way; an index outside names the bound and the value that broke it.
+#pragma once
+
+#include "common/dtype.h"
+
+namespace gnnfast {
+
+struct CooArgs {
+  const void* row;     // [E], int32 or int64
+  const void* column;  // [E]
+  ScalarType index;
+  int64_t num_edges, num_rows, num_cols;
+};
+
+// What an index check found.
+struct Bounds {
+  int64_t row_min, row_max, col_min, col_max, sorted;
+};
+
+constexpr int64_t kMaxIndex = 2147483647;  // graph arrays are int32
+
+inline CooArgs check_coo_input(const Tensor& row, const Tensor& column, int64_t num_rows, int64_t num_cols) {
+  check_dim("row", row, 1);
+  check_dim("column", column, 1);
+  check_dtype("column", column, row.scalar_type());
+  check_size("column", column, 0, row.size(0));
+  check_same_device("column", column, row);
+  STD_TORCH_CHECK(num_rows >= 0 && num_cols >= 0, "gnnfast: the number of nodes must not be negative, got ", num_rows, " and ",
+                  num_cols);
+  STD_TORCH_CHECK(row.size(0) < kMaxIndex && num_rows < kMaxIndex && num_cols < kMaxIndex,
+                  "gnnfast: graphs of 2^31 - 1 or more nodes or edges are not supported, got ", row.size(0), " edges, ", num_rows,
+                  " rows, ", num_cols, " columns");
+  return {row.const_data_ptr(), column.const_data_ptr(), row.scalar_type(), row.size(0), num_rows, num_cols};
+}
+
+inline void check_bounds(const Bounds& b, const CooArgs& args) {
+  if (args.num_edges == 0) return;
+  STD_TORCH_CHECK(b.row_min >= 0 && b.row_max < args.num_rows, "gnnfast: row index ",
+                  b.row_min < 0 ? b.row_min : b.row_max, " is out of range [0, ", args.num_rows, ")");
+  STD_TORCH_CHECK(b.col_min >= 0 && b.col_max < args.num_cols, "gnnfast: column index ",
+                  b.col_min < 0 ? b.col_min : b.col_max, " is out of range [0, ", args.num_cols, ")");
+}
+
+}  // namespace gnnfast

@@ -1,0 +1,117 @@
+#include <torch/csrc/stable/library.h>
+
+#include <limits>
+#include <memory>
+
+#include "common/parallel.h"
+#include "convert.h"
+
+namespace gnnfast {
+namespace {
+
+template <class I>
+Bounds find_bounds(const I* row, const I* col, int64_t num_edges) {
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max(), kMin = std::numeric_limits<int64_t>::min();
+  const int64_t chunks = thread_count(num_edges, 65536);
+  std::vector<Bounds> found(chunks, Bounds{kMax, kMin, kMax, kMin, 1});
+  parallel_chunks(chunks, [&](int64_t c) {
+    const int64_t begin = num_edges * c / chunks, end = num_edges * (c + 1) / chunks;
+    I r0 = std::numeric_limits<I>::max(), r1 = std::numeric_limits<I>::min(), c0 = r0, c1 = r1;
+    bool sorted = true;
+    for (int64_t e = begin; e < end; ++e) {
+      r0 = std::min(r0, row[e]), r1 = std::max(r1, row[e]);
+      c0 = std::min(c0, col[e]), c1 = std::max(c1, col[e]);
+      sorted &= e == 0 || row[e - 1] <= row[e];
+    }
+    found[c] = {r0, r1, c0, c1, sorted};
+  });
+  Bounds all = found[0];
+  for (const Bounds& b : found) {
+    all.row_min = std::min(all.row_min, b.row_min), all.row_max = std::max(all.row_max, b.row_max);
+    all.col_min = std::min(all.col_min, b.col_min), all.col_max = std::max(all.col_max, b.col_max);
+    all.sorted &= b.sorted;
+  }
+  return all;
+}
+
+// Counting sort: each thread counts the rows of its range of edges, a prefix sum over (row, thread) gives every thread the slot
+// of its next edge of a row, and a second pass places the edges. Stable because threads hold ascending ranges.
+template <class I>
+void sort_by_row(const I* row, const I* column, const CooArgs& args, int32_t* rowptr, int32_t* col, int32_t* perm) {
+  const int64_t rows = args.num_rows, edges = args.num_edges;
+  // A thread's counters cost a pass over all rows: worth it only where it has several edges a row.
+  const int64_t chunks = std::min(thread_count(edges, 65536), std::max<int64_t>(1, 2 * edges / std::max<int64_t>(rows, 1)));
+  const std::unique_ptr<int32_t[]> next(new int32_t[chunks * rows]());
+  auto range = [&](int64_t c) { return edges * c / chunks; };
+  parallel_chunks(chunks, [&](int64_t c) {
+    int32_t* count = next.get() + c * rows;
+    for (int64_t e = range(c); e < range(c + 1); ++e) ++count[row[e]];
+  });
+  int32_t slot = 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    rowptr[r] = slot;
+    for (int64_t c = 0; c < chunks; ++c) {
+      const int32_t count = next[c * rows + r];
+      next[c * rows + r] = slot;
+      slot += count;
+    }
+  }
+  rowptr[rows] = slot;
+  parallel_chunks(chunks, [&](int64_t c) {
+    int32_t* place = next.get() + c * rows;
+    for (int64_t e = range(c); e < range(c + 1); ++e) {
+      const int32_t s = place[row[e]]++;
+      col[s] = static_cast<int32_t>(column[e]);
+      perm[s] = static_cast<int32_t>(e);
+    }
+  });
+}
+
+template <class I>
+void copy_sorted(const I* row, const I* column, const CooArgs& args, int32_t* rowptr, int32_t* col) {
+  int64_t r = 0;
+  for (int64_t e = 0; e < args.num_edges; ++e) {
+    while (r <= row[e]) rowptr[r++] = static_cast<int32_t>(e);
+    col[e] = static_cast<int32_t>(column[e]);
+  }
+  while (r <= args.num_rows) rowptr[r++] = static_cast<int32_t>(args.num_edges);
+}
+
+std::tuple<Tensor, Tensor, Tensor> coo_to_csr(const Tensor& row_, const Tensor& column_, int64_t num_rows, int64_t num_cols) {
+  const Tensor row = torch::stable::contiguous(row_), column = torch::stable::contiguous(column_);
+  const CooArgs args = check_coo_input(row, column, num_rows, num_cols);
+  Tensor rowptr = torch::stable::new_empty(row, {num_rows + 1}, ScalarType::Int);
+  Tensor col = torch::stable::new_empty(row, {args.num_edges}, ScalarType::Int);
+  Tensor perm;
+  dispatch_index("edge_index", args.index, [&](auto type) {
+    using I = typename decltype(type)::type;
+    const I *r = static_cast<const I*>(args.row), *c = static_cast<const I*>(args.column);
+    const Bounds bounds = find_bounds(r, c, args.num_edges);
+    check_bounds(bounds, args);
+    perm = torch::stable::new_empty(row, {bounds.sorted ? 0 : args.num_edges}, ScalarType::Int);
+    if (bounds.sorted)
+      copy_sorted(r, c, args, rowptr.mutable_data_ptr<int32_t>(), col.mutable_data_ptr<int32_t>());
+    else
+      sort_by_row(r, c, args, rowptr.mutable_data_ptr<int32_t>(), col.mutable_data_ptr<int32_t>(),
+                  perm.mutable_data_ptr<int32_t>());
+  });
+  return {rowptr, col, perm};
+}
+
+void check_coo(const Tensor& row_, const Tensor& column_, int64_t num_rows, int64_t num_cols) {
+  const Tensor row = torch::stable::contiguous(row_), column = torch::stable::contiguous(column_);
+  const CooArgs args = check_coo_input(row, column, num_rows, num_cols);
+  dispatch_index("edge_index", args.index, [&](auto type) {
+    using I = typename decltype(type)::type;
+    check_bounds(find_bounds(static_cast<const I*>(args.row), static_cast<const I*>(args.column), args.num_edges), args);
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(gnnfast, CPU, m) {
+  m.impl("coo_to_csr", TORCH_BOX(&coo_to_csr));
+  m.impl("check_coo", TORCH_BOX(&check_coo));
+}
+
+}  // namespace gnnfast

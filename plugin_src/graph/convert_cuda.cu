@@ -1,0 +1,135 @@
+#include <torch/csrc/stable/library.h>
+
+#include <cub/device/device_radix_sort.cuh>
+#include <limits>
+
+#include "common/launch.cuh"
+#include "convert.h"
+
+namespace gnnfast {
+namespace {
+
+__device__ inline void warp_min_max(long long& lo, long long& hi) {
+  for (int o = 1; o < kWarp; o <<= 1) {
+    lo = min(lo, __shfl_xor_sync(kAllLanes, lo, o));
+    hi = max(hi, __shfl_xor_sync(kAllLanes, hi, o));
+  }
+}
+
+// Smallest and largest row and column, and whether the rows ascend.
+template <class I>
+__global__ void __launch_bounds__(kBlock) bounds_kernel(const CooArgs p, long long* found) {
+  const I *row = static_cast<const I*>(p.row), *col = static_cast<const I*>(p.column);
+  long long r0 = LLONG_MAX, r1 = LLONG_MIN, c0 = LLONG_MAX, c1 = LLONG_MIN;
+  bool sorted = true;
+  for (int64_t e = int64_t{blockIdx.x} * kBlock + threadIdx.x; e < p.num_edges; e += int64_t{gridDim.x} * kBlock) {
+    const long long r = row[e], c = col[e];
+    r0 = min(r0, r), r1 = max(r1, r), c0 = min(c0, c), c1 = max(c1, c);
+    sorted = sorted && (e == 0 || row[e - 1] <= row[e]);
+  }
+  warp_min_max(r0, r1);
+  warp_min_max(c0, c1);
+  sorted = __all_sync(kAllLanes, sorted);
+  if (threadIdx.x % kWarp == 0) {
+    atomicMin(found, r0), atomicMax(found + 1, r1), atomicMin(found + 2, c0), atomicMax(found + 3, c1);
+    if (!sorted) atomicMin(found + 4, 0ll);
+  }
+}
+
+__global__ void init_bounds_kernel(long long* found) {
+  found[0] = found[2] = LLONG_MAX, found[1] = found[3] = LLONG_MIN, found[4] = 1;
+}
+
+Bounds find_bounds(const CooArgs& p, const Tensor& ref, cudaStream_t stream) {
+  Tensor found = torch::stable::new_empty(ref, {5}, ScalarType::Long);
+  long long* data = reinterpret_cast<long long*>(found.mutable_data_ptr<int64_t>());
+  init_bounds_kernel<<<1, 1, 0, stream>>>(data);
+  const unsigned grid = static_cast<unsigned>(std::min<int64_t>(blocks_for(p.num_edges), 2048));
+  dispatch_index("edge_index", p.index, [&](auto type) {
+    bounds_kernel<typename decltype(type)::type><<<grid, kBlock, 0, stream>>>(p, data);
+  });
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  Bounds b{};
+  STD_CUDA_CHECK(cudaMemcpyAsync(&b, data, sizeof(b), cudaMemcpyDeviceToHost, stream));
+  STD_CUDA_CHECK(cudaStreamSynchronize(stream));
+  return b;
+}
+
+template <class I>
+__global__ void __launch_bounds__(kBlock) keys_kernel(const CooArgs p, int32_t* key, int32_t* id) {
+  const int64_t e = int64_t{blockIdx.x} * kBlock + threadIdx.x;
+  if (e >= p.num_edges) return;
+  key[e] = static_cast<int32_t>(static_cast<const I*>(p.row)[e]);
+  id[e] = static_cast<int32_t>(e);
+}
+
+// From the sorted rows: where each row begins, and the columns in that order.
+template <class I>
+__global__ void __launch_bounds__(kBlock) fill_kernel(const CooArgs p, const int32_t* key, const int32_t* perm, int32_t* rowptr,
+                                                     int32_t* col) {
+  const int64_t e = int64_t{blockIdx.x} * kBlock + threadIdx.x;
+  if (e > p.num_edges) return;
+  auto row_at = [&](int64_t i) { return key ? int64_t{key[i]} : static_cast<int64_t>(static_cast<const I*>(p.row)[i]); };
+  const int64_t from = e == 0 ? 0 : row_at(e - 1) + 1, to = e == p.num_edges ? p.num_rows : row_at(e);
+  for (int64_t r = from; r <= to; ++r) rowptr[r] = static_cast<int32_t>(e);
+  if (e < p.num_edges) col[e] = static_cast<int32_t>(static_cast<const I*>(p.column)[perm ? perm[e] : e]);
+}
+
+std::tuple<Tensor, Tensor, Tensor> coo_to_csr(const Tensor& row_, const Tensor& column_, int64_t num_rows, int64_t num_cols) {
+  const Tensor row = torch::stable::contiguous(row_), column = torch::stable::contiguous(column_);
+  const CooArgs args = check_coo_input(row, column, num_rows, num_cols);
+  const Launch launch(row);
+  Tensor rowptr = torch::stable::new_zeros(row, {num_rows + 1}, ScalarType::Int);
+  Tensor col = torch::stable::new_empty(row, {args.num_edges}, ScalarType::Int);
+  Tensor perm = torch::stable::new_empty(row, {0}, ScalarType::Int);
+  if (args.num_edges == 0) return {rowptr, col, perm};
+  const Bounds bounds = find_bounds(args, row, launch.stream);
+  check_bounds(bounds, args);
+  dispatch_index("edge_index", args.index, [&](auto type) {
+    using I = typename decltype(type)::type;
+    const unsigned grid = blocks_for(args.num_edges + 1);
+    if (bounds.sorted) {
+      fill_kernel<I><<<grid, kBlock, 0, launch.stream>>>(args, nullptr, nullptr, rowptr.mutable_data_ptr<int32_t>(),
+                                                         col.mutable_data_ptr<int32_t>());
+      STD_CUDA_KERNEL_LAUNCH_CHECK();
+      return;
+    }
+    const int64_t edges = args.num_edges;
+    auto scratch = [&](int64_t n, ScalarType t) { return torch::stable::new_empty(row, {n}, t); };
+    // Four buffers of E int32; col serves as one of them until it is filled.
+    Tensor keys = scratch(edges, ScalarType::Int), keys_out = scratch(edges, ScalarType::Int);
+    perm = scratch(edges, ScalarType::Int);
+    int32_t *key = keys.mutable_data_ptr<int32_t>(), *key_out = keys_out.mutable_data_ptr<int32_t>();
+    int32_t *id = col.mutable_data_ptr<int32_t>(), *id_out = perm.mutable_data_ptr<int32_t>();
+    keys_kernel<I><<<grid, kBlock, 0, launch.stream>>>(args, key, id);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    int bits = 1;
+    while (bits < 31 && (num_rows - 1) >> bits) ++bits;
+    size_t bytes = 0;
+    STD_CUDA_CHECK(cub::DeviceRadixSort::SortPairs(nullptr, bytes, key, key_out, id, id_out, edges, 0, bits, launch.stream));
+    Tensor temp = scratch(static_cast<int64_t>(bytes), ScalarType::Byte);
+    STD_CUDA_CHECK(cub::DeviceRadixSort::SortPairs(temp.mutable_data_ptr(), bytes, key, key_out, id, id_out, edges, 0, bits,
+                                                   launch.stream));
+    fill_kernel<I><<<grid, kBlock, 0, launch.stream>>>(args, key_out, id_out, rowptr.mutable_data_ptr<int32_t>(),
+                                                       col.mutable_data_ptr<int32_t>());
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  });
+  return {rowptr, col, perm};
+}
+
+void check_coo(const Tensor& row_, const Tensor& column_, int64_t num_rows, int64_t num_cols) {
+  const Tensor row = torch::stable::contiguous(row_), column = torch::stable::contiguous(column_);
+  const CooArgs args = check_coo_input(row, column, num_rows, num_cols);
+  if (args.num_edges == 0) return;
+  const Launch launch(row);
+  check_bounds(find_bounds(args, row, launch.stream), args);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(gnnfast, CUDA, m) {
+  m.impl("coo_to_csr", TORCH_BOX(&coo_to_csr));
+  m.impl("check_coo", TORCH_BOX(&check_coo));
+}
+
+}  // namespace gnnfast

@@ -1,0 +1,25 @@
+// The schemas of all ops. Fake kernels and autograd formulas are registered in Python (gnnfast/ops).
+#include <torch/csrc/stable/library.h>
+
+// A matrix in CSR and its transpose, which only the autograd formulas read; see common/csr.h.
+#define GNNFAST_GRAPH                                                              \
+  "Tensor rowptr, Tensor col, Tensor? perm, Tensor? schedule, int num_pieces, "    \
+  "Tensor? rowptr_t, Tensor? col_t, Tensor? perm_t, Tensor? schedule_t, int num_pieces_t"
+
+STABLE_TORCH_LIBRARY(gnnfast, m) {
+  // graph/convert.h
+  m.def("coo_to_csr(Tensor row, Tensor column, int num_rows, int num_cols) -> (Tensor, Tensor, Tensor)");
+  m.def("check_coo(Tensor row, Tensor column, int num_rows, int num_cols) -> ()");
+  // spmm/spmm.h
+  m.def("spmm(" GNNFAST_GRAPH ", Tensor? weight, Tensor? weight_t, Tensor x, bool mean) -> Tensor");
+  m.def("spmm_max(" GNNFAST_GRAPH ", Tensor? weight, Tensor x, bool minimum, int ties, float empty) -> (Tensor, Tensor)");
+  m.def("spmm_where(" GNNFAST_GRAPH ", Tensor? weight, Tensor self, Tensor grad, Tensor? value, Tensor? arg) -> Tensor");
+  m.def("spmm_backward(" GNNFAST_GRAPH ", Tensor weight, Tensor self, Tensor grad) -> (Tensor, Tensor)");
+  // sddmm/sddmm.h
+  m.def("sddmm(" GNNFAST_GRAPH
+        ", Tensor a, Tensor b, int heads, Tensor? weight=None, Tensor? value=None, Tensor? arg=None) -> Tensor");
+  m.def("sddmm_coo(Tensor row, Tensor column, Tensor a, Tensor b, int heads) -> Tensor");
+  // spmm_coo/spmm_coo.h
+  m.def("spmm_coo(Tensor row, Tensor column, Tensor? weight, Tensor x, int num_rows, int reduce) -> Tensor");
+  m.def("spmm_coo_backward(Tensor row, Tensor column, Tensor weight, Tensor self, Tensor grad) -> (Tensor, Tensor)");
+}

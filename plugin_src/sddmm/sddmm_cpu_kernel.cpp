@@ -1,0 +1,66 @@
+// CPU SDDMM: a vectorised dot product per edge and head.
+#include "common/simd.h"
+#include "sddmm_cpu_kernel.h"
+
+namespace gnnfast::GNNFAST_ISA {
+namespace {
+
+template <class T, int OP>
+inline void dot_edge(const SddmmArgs& p, int64_t row, int64_t column, int64_t id) {
+  using A = acc_t<T>;
+  const int64_t segment = p.width / p.heads;
+  const T *a = static_cast<const T*>(p.a) + row * p.width, *b = static_cast<const T*>(p.b) + column * p.width;
+  for (int64_t h = 0; h < p.heads; ++h) {
+    A sum = 0;
+    const int64_t begin = h * segment, end = begin + segment;
+    if constexpr (OP == kDot) {
+      sum = dot(a + begin, b + begin, segment);
+    } else {
+      for (int64_t f = begin; f < end; ++f) {
+        bool taken;
+        if constexpr (OP == kDotWhereEqual) {
+          const A w = load(static_cast<const T*>(p.weight) + id * p.heads + h);
+          taken = round_to<T>(w * load(b + f)) == load(static_cast<const T*>(p.value) + row * p.width + f);
+        } else {
+          taken = p.arg[row * p.width + f] == id;
+        }
+        sum += taken ? load(a + f) * load(b + f) : A{0};
+      }
+    }
+    store(static_cast<T*>(p.out) + id * p.heads + h, sum);
+  }
+}
+
+template <class T, int OP>
+void dot_rows(const SddmmArgs& p, int64_t row_begin, int64_t row_end) {
+  for (int64_t row = row_begin; row < row_end; ++row)
+    for (int64_t e = p.m.rowptr[row]; e < p.m.rowptr[row + 1]; ++e)
+      dot_edge<T, OP>(p, row, p.m.col[e], p.m.perm ? p.m.perm[e] : e);
+}
+
+}  // namespace
+
+void sddmm_rows(const SddmmArgs& p, DType dtype, int64_t row_begin, int64_t row_end) {
+  dispatch_dtype(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    switch (p.op) {
+      case kDot: return dot_rows<T, kDot>(p, row_begin, row_end);
+      case kDotWhereEqual: return dot_rows<T, kDotWhereEqual>(p, row_begin, row_end);
+      case kDotWhereFirst: return dot_rows<T, kDotWhereFirst>(p, row_begin, row_end);
+    }
+  });
+}
+
+void sddmm_edges(const SddmmArgs& p, DType dtype, int64_t edge_begin, int64_t edge_end) {
+  dispatch_dtype(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    for (int64_t e = edge_begin; e < edge_end; ++e) {
+      if (p.index64)
+        dot_edge<T, kDot>(p, static_cast<const int64_t*>(p.row)[e], static_cast<const int64_t*>(p.column)[e], e);
+      else
+        dot_edge<T, kDot>(p, static_cast<const int32_t*>(p.row)[e], static_cast<const int32_t*>(p.column)[e], e);
+    }
+  });
+}
+
+}  // namespace gnnfast::GNNFAST_ISA

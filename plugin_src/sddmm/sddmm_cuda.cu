@@ -1,0 +1,108 @@
+// CUDA SDDMM: a group of lanes per edge and head, 16-byte loads, combined by shuffle. Over CSR a warp owns one work item of the
+// schedule, so that the row it holds comes from L1 and only columns are gathered.
+#include <torch/csrc/stable/library.h>
+
+#include "common/launch.cuh"
+#include "common/vec.cuh"
+#include "sddmm.h"
+
+namespace gnnfast {
+namespace {
+
+// The dot product of one edge and head, by `lanes` lanes of which this is number t.
+template <class T, int OP, int VEC>
+__device__ inline acc_t<T> dot_partial(const SddmmArgs& p, int64_t row, int64_t column, int64_t edge, int64_t head, int t,
+                                       int lanes) {
+  using A = acc_t<T>;
+  const int64_t segment = p.width / p.heads, row_at = row * p.width + head * segment, col_at = column * p.width + head * segment;
+  const T *a = static_cast<const T*>(p.a) + row_at, *b = static_cast<const T*>(p.b) + col_at;
+  A sum = 0;
+  for (int64_t f = int64_t{t} * VEC; f < segment; f += int64_t{lanes} * VEC) {
+    A u[VEC], v[VEC];
+    load_vector<VEC>(u, a + f);
+    load_vector<VEC>(v, b + f);
+    if constexpr (OP == kDot) {
+#pragma unroll
+      for (int i = 0; i < VEC; ++i) sum += u[i] * v[i];
+    } else if constexpr (OP == kDotWhereEqual) {
+      const A w = to_acc(__ldg(static_cast<const T*>(p.weight) + edge * p.heads + head));
+      A value[VEC];
+      load_vector<VEC>(value, static_cast<const T*>(p.value) + row_at + f);
+#pragma unroll
+      for (int i = 0; i < VEC; ++i)
+        if (round_to<T>(w * v[i]) == value[i]) sum += u[i] * v[i];
+    } else {
+      int32_t arg[VEC];
+      load_ints<VEC>(arg, p.arg + row_at + f);
+#pragma unroll
+      for (int i = 0; i < VEC; ++i)
+        if (arg[i] == edge) sum += u[i] * v[i];
+    }
+  }
+  for (int o = 1; o < lanes; o <<= 1) sum += __shfl_xor_sync(kAllLanes, sum, o);
+  return sum;
+}
+
+template <class T, int OP, int VEC>
+__global__ void __launch_bounds__(kBlock) sddmm_csr_kernel(const SddmmArgs p, int lanes) {
+  const int64_t item_id = (int64_t{blockIdx.x} * kBlock + threadIdx.x) / kWarp;
+  if (item_id >= p.m.num_items) return;
+  const int lane = threadIdx.x % kWarp, t = lane % lanes, group = lane / lanes, groups = kWarp / lanes;
+  const int4 item = __ldg(reinterpret_cast<const int4*>(p.m.schedule) + item_id);
+  const int64_t pairs = int64_t{item.z - item.y} * p.heads;
+  for (int64_t base = 0; base < pairs; base += groups) {  // every lane takes part in every shuffle
+    const int64_t pair = min(base + group, pairs - 1);
+    const int64_t slot = item.y + pair / p.heads, head = pair % p.heads;
+    const int64_t edge = p.m.perm ? p.m.perm[slot] : slot;
+    const acc_t<T> sum = dot_partial<T, OP, VEC>(p, item.x, p.m.col[slot], edge, head, t, lanes);
+    if (t == 0 && base + group < pairs) static_cast<T*>(p.out)[edge * p.heads + head] = from_acc<T>(sum);
+  }
+}
+
+template <class T, class I, int VEC>
+__global__ void __launch_bounds__(kBlock) sddmm_coo_kernel(const SddmmArgs p, int lanes) {
+  const int64_t thread = int64_t{blockIdx.x} * kBlock + threadIdx.x, pairs = p.m.num_edges * p.heads;
+  const int64_t pair = min(thread / lanes, pairs - 1);
+  const int64_t edge = pair / p.heads, head = pair % p.heads;
+  const acc_t<T> sum = dot_partial<T, kDot, VEC>(p, static_cast<const I*>(p.row)[edge], static_cast<const I*>(p.column)[edge],
+                                                 edge, head, static_cast<int>(thread % lanes), lanes);
+  if (thread % lanes == 0 && thread / lanes < pairs) static_cast<T*>(p.out)[pair] = from_acc<T>(sum);
+}
+
+template <class T, int VEC>
+void launch_sddmm(const SddmmArgs& p, cudaStream_t stream) {
+  int lanes = 1;
+  while (lanes < kWarp && lanes * VEC < p.width / p.heads) lanes *= 2;
+  if (p.m.rowptr) {
+    const unsigned grid = blocks_for(p.m.num_items * kWarp);
+    if (p.op == kDot) sddmm_csr_kernel<T, kDot, VEC><<<grid, kBlock, 0, stream>>>(p, lanes);
+    if (p.op == kDotWhereEqual) sddmm_csr_kernel<T, kDotWhereEqual, VEC><<<grid, kBlock, 0, stream>>>(p, lanes);
+    if (p.op == kDotWhereFirst) sddmm_csr_kernel<T, kDotWhereFirst, VEC><<<grid, kBlock, 0, stream>>>(p, lanes);
+  } else {
+    const unsigned grid = blocks_for(p.m.num_edges * p.heads * lanes);
+    if (p.index64)
+      sddmm_coo_kernel<T, int64_t, VEC><<<grid, kBlock, 0, stream>>>(p, lanes);
+    else
+      sddmm_coo_kernel<T, int32_t, VEC><<<grid, kBlock, 0, stream>>>(p, lanes);
+  }
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+}  // namespace
+
+void Cuda::sddmm(const SddmmArgs& args, const Tensor& a) {
+  const Launch launch(a);
+  dispatch_cuda(dtype_of("a", a), [&](auto type) {
+    using T = typename decltype(type)::type;
+    const bool vectors = args.width / args.heads % kVec<T> == 0 && aligned16(args.a) && aligned16(args.b) &&
+                         aligned16(args.value) && aligned16(args.arg);
+    vectors ? launch_sddmm<T, kVec<T>>(args, launch.stream) : launch_sddmm<T, 1>(args, launch.stream);
+  });
+}
+
+STABLE_TORCH_LIBRARY_IMPL(gnnfast, CUDA, m) {
+  m.impl("sddmm", TORCH_BOX(&sddmm<Cuda>));
+  m.impl("sddmm_coo", TORCH_BOX(&sddmm_coo<Cuda>));
+}
+
+}  // namespace gnnfast

@@ -1,0 +1,122 @@
+// Checks and allocation of the SpMM ops, for both devices. The contract is in spmm_args.h.
+#pragma once
+
+#include "common/csr.h"
+#include "sddmm/sddmm.h"
+#include "spmm_args.h"
+
+namespace gnnfast {
+
+// Sets width, heads, weight; the weight is copied if it is not contiguous, so the caller keeps what is returned.
+inline OptTensor check_weight(SpmmArgs& args, const OptTensor& weight, const Tensor& x) {
+  args.width = x.size(1);
+  args.heads = 1;
+  args.mode = kNoWeight;
+  if (!weight) return weight;
+  Tensor w = torch::stable::contiguous(*weight);
+  check_dtype("weight", w, x.scalar_type());
+  check_same_device("weight", w, x);
+  STD_TORCH_CHECK(w.dim() == 1 || w.dim() == 2, "gnnfast: weight must be [num_edges] or [num_edges, heads], got ", shape_str(w));
+  check_size("weight", w, 0, args.a.num_edges);
+  args.heads = w.dim() == 2 ? w.size(1) : 1;
+  STD_TORCH_CHECK(args.heads > 0 && args.width % args.heads == 0, "gnnfast: weight of shape ", shape_str(w), " has ", args.heads,
+                  " heads, which do not divide the ", args.width, " features");
+  args.mode = args.heads > 1 && args.heads == args.width ? kElementWeight : kHeadWeight;
+  args.weight = w.const_data_ptr();
+  return w;
+}
+
+inline Tensor empty_like_rows(const Tensor& x, int64_t rows, ScalarType dtype) {
+  return torch::stable::new_empty(x, {rows, x.size(1)}, dtype);
+}
+
+template <class Device>
+Tensor spmm(GNNFAST_GRAPH_PARAMS,
+            const OptTensor& weight, const OptTensor& /*weight_t*/, const Tensor& x_, bool mean) {
+  const Tensor x = check_features("x", x_, -1);
+  SpmmArgs args{};
+  args.a = check_csr(rowptr, col, perm, schedule, num_pieces, x);
+  const OptTensor w = check_weight(args, weight, x);
+  args.op = kSum;
+  args.mean = mean;
+  args.x = x.const_data_ptr();
+  Tensor out = empty_like_rows(x, args.a.num_rows, x.scalar_type());
+  args.out = out.mutable_data_ptr();
+  if (out.numel() > 0) Device::spmm(args, x);
+  return out;
+}
+
+// ties: 0 no aux, 1 first edge, 2 count.
+template <class Device>
+std::tuple<Tensor, Tensor> spmm_max(GNNFAST_GRAPH_PARAMS, const OptTensor& weight, const Tensor& x_, bool minimum, int64_t ties,
+                                    double empty) {
+  const Tensor x = check_features("x", x_, -1);
+  STD_TORCH_CHECK(ties >= 0 && ties <= 2, "gnnfast: ties must be 0, 1 or 2, got ", ties);
+  SpmmArgs args{};
+  args.a = check_csr(rowptr, col, perm, schedule, num_pieces, x);
+  const OptTensor w = check_weight(args, weight, x);
+  args.op = static_cast<SpmmOp>(kMax + ties);
+  args.negate = minimum;
+  args.empty = empty;
+  args.x = x.const_data_ptr();
+  Tensor out = empty_like_rows(x, args.a.num_rows, x.scalar_type());
+  Tensor aux = empty_like_rows(x, ties ? args.a.num_rows : 0, ScalarType::Int);
+  args.out = out.mutable_data_ptr();
+  args.aux = ties ? aux.mutable_data_ptr<int32_t>() : nullptr;
+  if (out.numel() > 0) Device::spmm(args, x);
+  return {out, aux};
+}
+
+// Gradient of spmm_max for x, over the transposed matrix: `value` [num_cols, F] gives kSumWhereEqual, `arg` kSumWhereFirst.
+template <class Device>
+Tensor spmm_where(GNNFAST_GRAPH_PARAMS,
+                  const OptTensor& weight, const Tensor& self_, const Tensor& grad_, const OptTensor& value_,
+                  const OptTensor& arg) {
+  const Tensor grad = check_features("grad", grad_, -1);
+  const Tensor self = check_features("self", self_, rowptr.numel() - 1);
+  STD_TORCH_CHECK(value_.has_value() != arg.has_value(), "gnnfast: exactly one of value and arg is needed");
+  SpmmArgs args{};
+  args.a = check_csr(rowptr, col, perm, schedule, num_pieces, grad);
+  const OptTensor w = check_weight(args, weight, grad);
+  args.op = value_ ? kSumWhereEqual : kSumWhereFirst;
+  args.x = grad.const_data_ptr();
+  args.self = self.const_data_ptr();
+  const Tensor value = value_ ? check_features("value", *value_, grad.size(0)) : grad;
+  args.value = value.const_data_ptr();
+  args.arg = check_index("arg", arg, grad);
+  Tensor out = empty_like_rows(grad, args.a.num_rows, grad.scalar_type());
+  args.out = out.mutable_data_ptr();
+  if (out.numel() > 0) Device::spmm(args, grad);
+  return out;
+}
+
+// Both gradients of spmm (sum) over the transposed matrix: out = A^T(weight) grad and dot[e, h] = <self[row], grad[col]>, the
+// gradient for the weights. One gather where the device can fuse them, else SpMM and SDDMM.
+template <class Device>
+std::tuple<Tensor, Tensor> spmm_backward(GNNFAST_GRAPH_PARAMS, const Tensor& weight,
+                                         const Tensor& self_, const Tensor& grad_) {
+  const Tensor grad = check_features("grad", grad_, -1);
+  const Tensor self = check_features("self", self_, rowptr.numel() - 1);
+  check_dtype("self", self, grad.scalar_type());
+  SpmmArgs args{};
+  args.a = check_csr(rowptr, col, perm, schedule, num_pieces, grad);
+  const OptTensor w = check_weight(args, weight, grad);
+  args.x = grad.const_data_ptr();
+  args.self = self.const_data_ptr();
+  Tensor out = empty_like_rows(grad, args.a.num_rows, grad.scalar_type());
+  Tensor dot = torch::stable::empty_like(*w);
+  args.out = out.mutable_data_ptr();
+  args.dot = dot.mutable_data_ptr();
+  if (grad.size(1) == 0) return {out, torch::stable::zero_(dot)};
+  if (Device::can_fuse_dot(args, grad.scalar_type())) {
+    args.op = kSumAndDot;
+    if (out.numel() > 0) Device::spmm(args, grad);
+  } else {
+    args.op = kSum;
+    if (out.numel() > 0) Device::spmm(args, grad);
+    if (dot.numel() > 0) Device::sddmm(sddmm_args(args.a, args.width, args.heads, self, grad, dot), grad);
+  }
+  return {out, dot};
+}
+
+}  // namespace gnnfast

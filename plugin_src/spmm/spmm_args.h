@@ -1,0 +1,44 @@
+// SpMM over CSR (the paper's GAR: gather, apply edge, reduce on chip; fuseGNN, Chen et al., ICCAD 2020, Algorithm 3).
+//
+//   out[i, f] = reduce over the edges e of row i of  weight[e, f / (F / H)] * x[col[e], f]
+//
+// A is `num_rows` x `num_cols` in CSR: rowptr [num_rows + 1], col [E], int32. perm [E] (optional) maps a CSR slot to the user's
+// edge id, by which weight [E] or [E, H] and every edge-valued output are indexed; H divides F. Rows with no edge get 0 (sum,
+// mean) or `empty` (max, min). Slots of a row are added in order, one row has one owner, so results do not vary from run to run.
+//
+// `op` says what is reduced; the last three run over the transposed matrix in backward passes, where `self` are the features
+// of the row's own node and x the output gradients that are gathered:
+//   kSum                 sum, or mean when args.mean
+//   kMax                 max, or min when args.negate; NaN wins
+//   kMaxFirst            the same, aux[i, f] = user's id of the first edge that attains it (-1: none)
+//   kMaxCount            the same, aux[i, f] = number of edges that attain it
+//   kSumWhereEqual       sum over edges for which weight * self[i, f] == value[col, f] (gradient of max, ties share it)
+//   kSumWhereFirst       sum over edges with arg[col, f] == e                          (gradient of max, first edge takes it)
+//   kSumAndDot           sum, and dot[e, h] = <self[i], x[col]> over head h: both gradients of SpMM with one gather
+#pragma once
+
+#include "common/types.h"
+
+namespace gnnfast {
+
+enum SpmmOp : int { kSum, kMax, kMaxFirst, kMaxCount, kSumWhereEqual, kSumWhereFirst, kSumAndDot };
+enum WeightMode : int { kNoWeight, kHeadWeight, kElementWeight };  // none; [E, H] with D = F / H > 1; [E, F]
+
+struct SpmmArgs {
+  Csr a;
+  SpmmOp op;
+  WeightMode mode;
+  bool mean, negate;
+  double empty;
+  int64_t width, heads;  // F, H
+  const void* weight;    // [E], [E, H]
+  const void* x;         // [num_cols, F]
+  void* out;             // [num_rows, F]
+  int32_t* aux;          // [num_rows, F]
+  const void* self;      // [num_rows, F]
+  const void* value;     // [num_cols, F]
+  const int32_t* arg;    // [num_cols, F]
+  void* dot;             // [E, H], every element is written
+};
+
+}  // namespace gnnfast

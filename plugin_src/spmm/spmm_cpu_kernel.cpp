@@ -1,0 +1,170 @@
+// CPU SpMM. Forward reductions keep a block of features of one output row in registers and walk the row's edges once per block;
+// products and sums are rounded separately and in edge order (the file is compiled without contraction to FMA), so that float and
+// double results equal a sequential scatter bit for bit. Backward reductions walk a row's edges once and add into a row buffer.
+#include "common/simd.h"
+#include "spmm_cpu_kernel.h"
+
+namespace gnnfast::GNNFAST_ISA {
+namespace {
+
+constexpr int kPrefetch = 8;  // edges ahead
+
+template <class T, int OP, int W, int L, int N>
+inline void reduce_block(const SpmmArgs& p, int64_t row, int64_t f0) {
+  using V = vec_t<T, L>;
+  using Mask = decltype(V{} > V{});
+  using A = acc_t<T>;
+  using Slot = decltype(Mask{}[0] + 0);
+  const T* x = static_cast<const T*>(p.x) + f0;
+  const T* weight = static_cast<const T*>(p.weight);
+  if constexpr (W == kHeadWeight) weight += f0 / (p.width / p.heads);
+  if constexpr (W == kElementWeight) weight += f0;
+  const int32_t *col = p.a.col, *perm = p.a.perm;
+  const int64_t width = p.width, heads = p.heads;
+  const int64_t begin = p.a.rowptr[row], end = p.a.rowptr[row + 1], last = p.a.num_edges - 1;
+  const A sign = p.negate ? -1 : 1;
+
+  V acc[N];
+  Mask aux[N];
+#pragma GCC unroll 8
+  for (int n = 0; n < N; ++n) {
+    acc[n] = V{} + (OP == kSum ? A{0} : -static_cast<A>(__builtin_inf()));
+    aux[n] = Mask{} + static_cast<Slot>(OP == kMaxFirst ? begin : 0);
+  }
+  for (int64_t e = begin; e < end; ++e) {
+    const T* source = x + col[e] * width;
+    const T* ahead = x + col[e + kPrefetch < last ? e + kPrefetch : last] * width;
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n += 64 / static_cast<int>(L * sizeof(T)) + (L * sizeof(T) > 64)) __builtin_prefetch(ahead + n * L);
+    const int64_t id = W != kNoWeight && perm ? perm[e] : e;
+    const A w = W == kHeadWeight ? load(weight + id * heads) : A{1};
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) {
+      V v = load_vector<L>(source + n * L);
+      if constexpr (W == kHeadWeight) v = w * v;
+      if constexpr (W == kElementWeight) v = load_vector<L>(weight + id * heads + n * L) * v;
+      if constexpr (OP == kSum) {
+        acc[n] += v;
+      } else {
+        if constexpr (W != kNoWeight && sizeof(T) < sizeof(A))  // the framework compares messages of the features' dtype
+          for (int l = 0; l < L; ++l) v[l] = round_to<T>(v[l]);
+        v = sign * v;
+        const Mask better = (v > acc[n]) | ((v != v) & (acc[n] == acc[n]));
+        if constexpr (OP == kMaxFirst) aux[n] = better ? Mask{} + static_cast<Slot>(e) : aux[n];
+        if constexpr (OP == kMaxCount) aux[n] = better ? Mask{} + Slot{1} : aux[n] - (v == acc[n]);
+        acc[n] = better ? v : acc[n];
+      }
+    }
+  }
+
+  T* out = static_cast<T*>(p.out) + row * width + f0;
+#pragma GCC unroll 8
+  for (int n = 0; n < N; ++n) {
+    if constexpr (OP == kSum) {
+      if (p.mean && end > begin) acc[n] = acc[n] / static_cast<A>(end - begin);
+    } else {
+      acc[n] = end > begin ? sign * acc[n] : V{} + static_cast<A>(p.empty);
+    }
+    store_vector<L>(out + n * L, acc[n]);
+    if constexpr (OP == kMaxFirst || OP == kMaxCount)
+      for (int l = 0; l < L; ++l) {
+        int64_t value = aux[n][l];
+        if (OP == kMaxFirst) value = end == begin ? -1 : perm ? perm[value] : value;
+        p.aux[row * width + f0 + n * L + l] = static_cast<int32_t>(value);
+      }
+  }
+}
+
+template <class T, int OP, int W>
+void reduce_rows(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
+  constexpr int L = kLanes<acc_t<T>>, S = L < 4 ? L : 4;
+  const int64_t segment = W == kHeadWeight ? p.width / p.heads : p.width;  // a block lies within one head
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    for (int64_t f = 0; f < p.width;) {
+      const int64_t left = segment - f % segment;
+      if (OP == kSum && left >= 8 * L) {
+        reduce_block<T, OP, W, L, OP == kSum ? 8 : 1>(p, row, f), f += 8 * L;
+      } else if (left >= 4 * L) {
+        reduce_block<T, OP, W, L, 4>(p, row, f), f += 4 * L;
+      } else if (OP == kSum && left >= 2 * L) {
+        reduce_block<T, OP, W, L, OP == kSum ? 2 : 1>(p, row, f), f += 2 * L;
+      } else if (left >= L) {
+        reduce_block<T, OP, W, L, 1>(p, row, f), f += L;
+      } else if (left >= S) {
+        reduce_block<T, OP, W, S, 1>(p, row, f), f += S;
+      } else {
+        reduce_block<T, OP, W, 1, 1>(p, row, f), f += 1;
+      }
+    }
+  }
+}
+
+template <class T, int OP, int W>
+void backward_rows(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
+  using A = acc_t<T>;
+  constexpr int L = kLanes<A>;
+  const T *x = static_cast<const T*>(p.x), *weight = static_cast<const T*>(p.weight);
+  const int64_t width = p.width, heads = W == kNoWeight ? 1 : p.heads, segment = width / heads;
+  A* acc = new A[width];
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    for (int64_t f = 0; f < width; ++f) acc[f] = 0;
+    const T* self = static_cast<const T*>(p.self) + row * width;
+    for (int64_t e = p.a.rowptr[row]; e < p.a.rowptr[row + 1]; ++e) {
+      const int64_t id = p.a.perm ? p.a.perm[e] : e, source = p.a.col[e] * width;
+      for (int64_t h = 0; h < heads; ++h) {
+        const A w = W == kNoWeight ? A{1} : load(weight + id * heads + h);
+        int64_t f = h * segment;
+        const int64_t end = f + segment;
+        if constexpr (OP == kSumAndDot) {
+          store(static_cast<T*>(p.dot) + id * heads + h, dot(self + f, x + source + f, segment));
+          for (; f + L <= end; f += L)
+            store_vector<L>(acc + f, load_vector<L>(acc + f) + w * load_vector<L>(x + source + f));
+        }
+        for (; f < end; ++f) {
+          bool taken = true;
+          if constexpr (OP == kSumWhereEqual) {
+            const A message = W == kNoWeight ? load(self + f) : round_to<T>(w * load(self + f));
+            taken = message == load(static_cast<const T*>(p.value) + source + f);
+          }
+          if constexpr (OP == kSumWhereFirst) taken = p.arg[source + f] == id;
+          acc[f] += taken ? w * load(x + source + f) : A{0};
+        }
+      }
+    }
+    for (int64_t f = 0; f < width; ++f) store(static_cast<T*>(p.out) + row * width + f, acc[f]);
+  }
+  delete[] acc;
+}
+
+template <class T, int OP>
+void dispatch_weight(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
+  if constexpr (OP >= kSumWhereEqual) {  // full weights are heads of one feature here
+    if (p.mode == kNoWeight) return backward_rows<T, OP, kNoWeight>(p, row_begin, row_end);
+    return backward_rows<T, OP, kHeadWeight>(p, row_begin, row_end);
+  } else {
+    switch (p.mode) {
+      case kNoWeight: return reduce_rows<T, OP, kNoWeight>(p, row_begin, row_end);
+      case kHeadWeight: return reduce_rows<T, OP, kHeadWeight>(p, row_begin, row_end);
+      case kElementWeight: return reduce_rows<T, OP, kElementWeight>(p, row_begin, row_end);
+    }
+  }
+}
+
+}  // namespace
+
+void spmm_rows(const SpmmArgs& p, DType dtype, int64_t row_begin, int64_t row_end) {
+  dispatch_dtype(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    switch (p.op) {
+      case kSum: return dispatch_weight<T, kSum>(p, row_begin, row_end);
+      case kMax: return dispatch_weight<T, kMax>(p, row_begin, row_end);
+      case kMaxFirst: return dispatch_weight<T, kMaxFirst>(p, row_begin, row_end);
+      case kMaxCount: return dispatch_weight<T, kMaxCount>(p, row_begin, row_end);
+      case kSumWhereEqual: return dispatch_weight<T, kSumWhereEqual>(p, row_begin, row_end);
+      case kSumWhereFirst: return dispatch_weight<T, kSumWhereFirst>(p, row_begin, row_end);
+      case kSumAndDot: return dispatch_weight<T, kSumAndDot>(p, row_begin, row_end);
+    }
+  });
+}
+
+}  // namespace gnnfast::GNNFAST_ISA

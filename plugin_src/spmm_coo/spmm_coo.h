@@ -1,0 +1,101 @@
+// SpMM over unsorted COO (the paper's GAS: gather, apply edge, scatter; fuseGNN, Chen et al., ICCAD 2020, Algorithms 1 and 2).
+//
+//   out[i, f] = reduce over the edges e with row[e] == i of  weight[e, f / (F / H)] * x[column[e], f]
+//
+// Needs no conversion, so it is the choice for a graph that is seen once. On CUDA rows are updated by atomics, so that sums vary
+// from run to run in the last bits; on the CPU each thread owns a range of rows and adds in edge order. Indices must have been
+// checked. Rows without edges get 0. With `self`, also dot[e, h] = <self[row], x[column]>: Algorithm 2, both gradients at once.
+#pragma once
+
+#include "common/csr.h"
+
+namespace gnnfast {
+
+enum CooOp : int { kCooSum, kCooMax, kCooSumAndDot };
+
+struct SpmmCooArgs {
+  CooOp op;
+  bool mean, negate;
+  const void* row;     // [E], int32 or int64
+  const void* column;  // [E]
+  bool index64;        // row and column are int64
+  int64_t num_edges, num_rows, width, heads;
+  const void* weight;  // [E, H] or null
+  const void* x;       // [num_cols, F]
+  const void* self;    // [num_rows, F]
+  void* out;           // [num_rows, F] in the accumulation type, zeroed
+  float* degree;       // [num_rows], zeroed; mean only
+  void* dot;           // [E, H]
+};
+
+inline SpmmCooArgs check_coo(const Tensor& row, const Tensor& column, const OptTensor& weight, const Tensor& x,
+                             int64_t num_rows) {
+  SpmmCooArgs args{};
+  STD_TORCH_CHECK(num_rows >= 0, "gnnfast: num_rows must not be negative, got ", num_rows);
+  check_dim("row", row, 1);
+  check_dtype("column", column, row.scalar_type());
+  check_size("column", column, 0, row.size(0));
+  check_same_device("row", row, x);
+  args.row = row.const_data_ptr();
+  args.column = column.const_data_ptr();
+  args.index64 = row.scalar_type() == ScalarType::Long;
+  args.num_edges = row.size(0);
+  args.num_rows = num_rows;
+  args.width = x.size(1);
+  args.heads = 1;
+  args.x = x.const_data_ptr();
+  if (weight) {
+    check_dtype("weight", *weight, x.scalar_type());
+    check_same_device("weight", *weight, x);
+    check_size("weight", *weight, 0, args.num_edges);
+    args.heads = weight->dim() == 2 ? weight->size(1) : 1;
+    STD_TORCH_CHECK(weight->dim() <= 2 && args.heads > 0 && args.width % args.heads == 0, "gnnfast: weight of shape ",
+                    shape_str(*weight), " does not divide the ", args.width, " features into heads");
+    args.weight = weight->const_data_ptr();
+  }
+  return args;
+}
+
+template <class Device>
+Tensor run_coo(SpmmCooArgs& args, const Tensor& x) {
+  Tensor out = torch::stable::new_zeros(x, {args.num_rows, args.width}, acc_dtype(x.scalar_type()));
+  Tensor degree = torch::stable::new_zeros(x, {args.mean ? args.num_rows : 0}, ScalarType::Float);
+  args.out = out.mutable_data_ptr();
+  args.degree = degree.mutable_data_ptr<float>();
+  if (out.numel() > 0 && args.num_edges > 0) Device::spmm_coo(args, x);
+  return out.scalar_type() == x.scalar_type() ? out : torch::stable::to(out, x.scalar_type());
+}
+
+// reduce: 0 sum, 1 mean, 2 max, 3 min.
+template <class Device>
+Tensor spmm_coo(const Tensor& row_, const Tensor& column_, const OptTensor& weight_, const Tensor& x_, int64_t num_rows,
+                int64_t reduce) {
+  const Tensor x = check_features("x", x_, -1);
+  const Tensor row = torch::stable::contiguous(row_), column = torch::stable::contiguous(column_);
+  const OptTensor weight = weight_ ? OptTensor(torch::stable::contiguous(*weight_)) : weight_;
+  STD_TORCH_CHECK(reduce >= 0 && reduce <= 3, "gnnfast: reduce must be 0 to 3, got ", reduce);
+  SpmmCooArgs args = check_coo(row, column, weight, x, num_rows);
+  args.op = reduce >= 2 ? kCooMax : kCooSum;
+  args.mean = reduce == 1;
+  args.negate = reduce == 3;
+  return run_coo<Device>(args, x);
+}
+
+template <class Device>
+std::tuple<Tensor, Tensor> spmm_coo_backward(const Tensor& row_, const Tensor& column_, const Tensor& weight_,
+                                             const Tensor& self_, const Tensor& grad_) {
+  const Tensor grad = check_features("grad", grad_, -1), self = check_features("self", self_, -1);
+  const Tensor row = torch::stable::contiguous(row_), column = torch::stable::contiguous(column_);
+  const Tensor weight = torch::stable::contiguous(weight_);
+  check_dtype("self", self, grad.scalar_type());
+  check_size("self", self, 1, grad.size(1));
+  SpmmCooArgs args = check_coo(row, column, weight, grad, self.size(0));
+  Tensor dot = torch::stable::empty_like(weight);
+  args.op = kCooSumAndDot;
+  args.self = self.const_data_ptr();
+  args.dot = dot.mutable_data_ptr();
+  if (args.num_rows * args.width == 0) dot = torch::stable::zero_(dot);
+  return {run_coo<Device>(args, grad), dot};
+}
+
+}  // namespace gnnfast

@@ -1,0 +1,144 @@
+// CUDA SpMM over COO (GAS). A group of lanes per edge reads the source row with 16-byte loads and updates the destination row by
+// atomics in the accumulation type: sums by atomic add (four floats at once from sm_90 on), maxima by integer maximum of keys
+// that sort as the floats do, which makes them the same from run to run.
+#include <torch/csrc/stable/library.h>
+
+#include "common/launch.cuh"
+#include "common/vec.cuh"
+#include "spmm_coo.h"
+
+namespace gnnfast {
+namespace {
+
+// Order-preserving keys: 0 is below every value and means "no edge"; NaN is above every value.
+__device__ inline uint32_t to_key(float v) {
+  const uint32_t bits = __float_as_uint(v);
+  return v != v ? 0xffffffffu : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+__device__ inline unsigned long long to_key(double v) {
+  const unsigned long long bits = __double_as_longlong(v), top = 1ull << 63;
+  return v != v ? ~0ull : bits & top ? ~bits : bits | top;
+}
+__device__ inline float from_key(uint32_t key) {
+  return __uint_as_float(key == 0xffffffffu ? 0x7fc00000u : key & 0x80000000u ? key ^ 0x80000000u : ~key);
+}
+__device__ inline double from_key(unsigned long long key) {
+  const unsigned long long top = 1ull << 63;
+  return __longlong_as_double(key == ~0ull ? 0x7ff8000000000000ull : key & top ? key ^ top : ~key);
+}
+template <class A>
+struct Key {
+  using type = uint32_t;
+};
+template <>
+struct Key<double> {
+  using type = unsigned long long;
+};
+
+template <int N, class A>
+__device__ inline void atomic_add(A* p, const A (&v)[N]) {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (N % 4 == 0 && sizeof(A) == 4) {
+#pragma unroll
+    for (int i = 0; i < N; i += 4) atomicAdd(reinterpret_cast<float4*>(p + i), make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]));
+    return;
+  }
+#endif
+#pragma unroll
+  for (int i = 0; i < N; ++i) atomicAdd(p + i, v[i]);
+}
+
+template <class T, class I, int OP, int VEC>
+__global__ void __launch_bounds__(kBlock) spmm_coo_kernel(const SpmmCooArgs p, int lanes) {
+  using A = acc_t<T>;
+  const int64_t thread = int64_t{blockIdx.x} * kBlock + threadIdx.x;
+  const int t = static_cast<int>(thread % lanes);
+  const bool live = thread / lanes < p.num_edges;
+  if (OP != kCooSumAndDot && !live) return;
+  const int64_t edge = min(thread / lanes, p.num_edges - 1), segment = p.width / p.heads;
+  const int64_t row = static_cast<const I*>(p.row)[edge];
+  const T* x = static_cast<const T*>(p.x) + static_cast<int64_t>(static_cast<const I*>(p.column)[edge]) * p.width;
+  const T *self = static_cast<const T*>(p.self) + row * p.width, *weight = static_cast<const T*>(p.weight);
+  A* out = static_cast<A*>(p.out) + row * p.width;
+  const A sign = p.negate ? -1 : 1;
+  if (p.mean && t == 0) atomicAdd(p.degree + row, 1.0f);
+  for (int64_t h = 0; h < p.heads; ++h) {
+    const A w = weight ? to_acc(__ldg(weight + edge * p.heads + h)) : A{1};
+    A sum = 0;
+    for (int64_t f = h * segment + int64_t{t} * VEC; f < (h + 1) * segment; f += int64_t{lanes} * VEC) {
+      A v[VEC];
+      load_vector<VEC>(v, x + f);
+      if constexpr (OP == kCooSumAndDot) {
+        A own[VEC];
+        load_vector<VEC>(own, self + f);
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) sum += own[i] * v[i];
+      }
+      if (weight) {
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) v[i] *= w;
+      }
+      if constexpr (OP == kCooMax) {
+#pragma unroll
+        for (int i = 0; i < VEC; ++i)
+          atomicMax(reinterpret_cast<typename Key<A>::type*>(out + f + i), to_key(sign * round_to<T>(v[i])));
+      } else if (live) {
+        atomic_add<VEC>(out + f, v);
+      }
+    }
+    if constexpr (OP == kCooSumAndDot) {
+      for (int o = 1; o < lanes; o <<= 1) sum += __shfl_xor_sync(kAllLanes, sum, o);
+      if (live && t == 0) static_cast<T*>(p.dot)[edge * p.heads + h] = from_acc<T>(sum);
+    }
+  }
+}
+
+// Divides sums by degrees, or turns keys back into numbers.
+template <class A>
+__global__ void __launch_bounds__(kBlock) finish_kernel(const SpmmCooArgs p) {
+  const int64_t i = int64_t{blockIdx.x} * kBlock + threadIdx.x;
+  if (i >= p.num_rows * p.width) return;
+  A* out = static_cast<A*>(p.out) + i;
+  if (p.mean) {
+    *out /= max(p.degree[i / p.width], 1.0f);
+  } else {
+    const auto key = *reinterpret_cast<const typename Key<A>::type*>(out);
+    *out = key == 0 ? A{0} : p.negate ? -from_key(key) : from_key(key);
+  }
+}
+
+template <class T, class I, int VEC>
+void launch_coo(const SpmmCooArgs& p, cudaStream_t stream) {
+  int lanes = 1;
+  while (lanes < kWarp && lanes * VEC < p.width / p.heads) lanes *= 2;
+  const unsigned grid = blocks_for(p.num_edges * lanes);
+  if (p.op == kCooSum) spmm_coo_kernel<T, I, kCooSum, VEC><<<grid, kBlock, 0, stream>>>(p, lanes);
+  if (p.op == kCooMax) spmm_coo_kernel<T, I, kCooMax, VEC><<<grid, kBlock, 0, stream>>>(p, lanes);
+  if (p.op == kCooSumAndDot) spmm_coo_kernel<T, I, kCooSumAndDot, VEC><<<grid, kBlock, 0, stream>>>(p, lanes);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  if (p.mean || p.op == kCooMax) {
+    finish_kernel<acc_t<T>><<<blocks_for(p.num_rows * p.width), kBlock, 0, stream>>>(p);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+}
+
+}  // namespace
+
+void Cuda::spmm_coo(const SpmmCooArgs& args, const Tensor& x) {
+  const Launch launch(x);
+  dispatch_cuda(dtype_of("x", x), [&](auto type) {
+    using T = typename decltype(type)::type;
+    const bool vectors = args.width / args.heads % kVec<T> == 0 && aligned16(args.x) && aligned16(args.self);
+    if (vectors)
+      args.index64 ? launch_coo<T, int64_t, kVec<T>>(args, launch.stream) : launch_coo<T, int32_t, kVec<T>>(args, launch.stream);
+    else
+      args.index64 ? launch_coo<T, int64_t, 1>(args, launch.stream) : launch_coo<T, int32_t, 1>(args, launch.stream);
+  });
+}
+
+STABLE_TORCH_LIBRARY_IMPL(gnnfast, CUDA, m) {
+  m.impl("spmm_coo", TORCH_BOX(&spmm_coo<Cuda>));
+  m.impl("spmm_coo_backward", TORCH_BOX(&spmm_coo_backward<Cuda>));
+}
+
+}  // namespace gnnfast
