@@ -54,6 +54,8 @@ def aggregate(
 
 def choose(graph: Graph, reduce: str, needs_grad: bool) -> Choice:
     """The selector's choice for an aggregation over ``graph`` now."""
+    if torch.compiler.is_compiling():
+        return Choice("gar", "compiled code holds one kernel")
     statistics = Statistics(
         device=graph.device.type,
         average_degree=graph.average_degree,

@@ -25,7 +25,7 @@ def coo_to_csr(row: Tensor, column: Tensor, num_rows: int, num_cols: int) -> tup
         rowptr, col, perm = torch.ops.gnnfast.coo_to_csr(row, column, num_rows, num_cols)
     except RuntimeError as error:
         raise _typed(error) from None
-    return rowptr, col, perm if perm.numel() or not col.numel() else None
+    return rowptr, col, perm if perm.numel() else None
 
 
 def check_coo(row: Tensor, column: Tensor, num_rows: int, num_cols: int) -> None:

@@ -1,0 +1,66 @@
+"""Fixtures: the device a test runs on, a fresh report, and the check that a test leaves gnnfast as it found it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import gnnfast
+from gnnfast import _native
+
+DEVICES = ["cpu", "cuda"]
+
+
+def _unavailable(device: str) -> str:
+    if device == "cuda" and not torch.cuda.is_available():
+        return "this machine has no CUDA device"
+    return _native.missing(device)
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    reason = _unavailable(request.param)
+    if reason:
+        pytest.skip(reason)
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def clean() -> None:
+    torch.manual_seed(0)
+    gnnfast.enable()
+    gnnfast.clear_report()
+    yield
+    assert gnnfast.is_enabled()
+
+
+@pytest.fixture
+def data_folder() -> Path:
+    """Real graphs, from the folder that GNNFAST_DATA names."""
+    folder = os.environ.get("GNNFAST_DATA")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("GNNFAST_DATA does not name a folder with the real graphs")
+    return Path(folder)
+
+
+@pytest.fixture
+def run_python(tmp_path: Path):
+    """Runs code in a new interpreter outside the source tree, with GNNFAST_* variables as given, and returns what it prints."""
+
+    def run(code: str, check: bool = True, env: dict[str, str] | None = None) -> str:
+        script = tmp_path / "script.py"
+        script.write_text(code)
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("GNNFAST") or k == "GNNFAST_ISA"}
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", str(script)], cwd=tmp_path, env=clean | (env or {}), capture_output=True, text=True, timeout=300
+        )
+        if check:
+            assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    return run

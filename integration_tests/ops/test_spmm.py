@@ -1,0 +1,294 @@
+"""SpMM against gather-scatter in float64, its gradients, and opcheck."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from graphs import GRAPHS, TOLERANCE, many_rows, reference_spmm, relative_error
+
+import gnnfast
+from gnnfast import Graph
+
+DTYPES = list(TOLERANCE)
+REDUCTIONS = ["sum", "mean", "max", "min"]
+# H, D: widths that fill vectors, do not, are odd, exceed one pass of a warp, and none at all
+SHAPES = [(1, 16), (1, 1), (1, 7), (1, 100), (1, 130), (4, 8), (3, 5), (8, 1), (2, 64), (1, 0)]
+KERNELS = ["gas", "gar"]
+
+
+def _inputs(name, shape, weight, dtype, device, index_dtype=torch.int64, grad=False):
+    edge_index, num_src, num_dst = GRAPHS[name]()
+    x = torch.randn(num_src, *shape, dtype=torch.float64).to(dtype)
+    w = {None: None, "scalar": torch.randn(edge_index.shape[1]), "head": torch.randn(edge_index.shape[1], shape[0])}[weight]
+    w = None if w is None else w.to(dtype).to(device)
+    graph = Graph.from_edge_index(edge_index.to(device, index_dtype), (num_src, num_dst))
+    return edge_index.to(device), graph, x.to(device), w
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("weight", [None, "scalar", "head"])
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs(name, reduce, weight, kernel, device):
+    edge_index, graph, x, w = _inputs(name, (2, 8), weight, torch.float64, device)
+    with gnnfast.override(kernel=kernel):
+        out = gnnfast.spmm(graph, x, w, reduce)
+    assert relative_error(out, reference_spmm(edge_index, graph.num_dst, x, w, reduce)) < 1e-10
+    (kernel_used,) = {k[1] for k in gnnfast.report().kernels}
+    assert kernel_used == f"{kernel} {reduce}"
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("reduce,weight", [("sum", None), ("sum", "scalar"), ("sum", "head"), ("mean", "scalar"), ("max", "head")])
+def test_widths_and_dtypes(reduce, weight, dtype, shape, kernel, device):
+    edge_index, graph, x, w = _inputs("hub", shape, weight, dtype, device, torch.int32)
+    with gnnfast.override(kernel=kernel):
+        out = gnnfast.spmm(graph, x, w, reduce)
+    assert out.dtype == dtype
+    exact = reference_spmm(edge_index, graph.num_dst, x.double(), None if w is None else w.double(), reduce)
+    error = relative_error(out, exact)
+    framework = relative_error(reference_spmm(edge_index, graph.num_dst, x, w, reduce), exact)
+    assert error < TOLERANCE[dtype]
+    if dtype in (torch.float16, torch.bfloat16):
+        assert error <= framework * 1.05 + 1e-6  # never worse than the framework's own
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_cpu_equals_sequential_sum_bit_for_bit(reduce):
+    edge_index, graph, x, w = _inputs("random", (1, 33), "scalar", torch.float32, torch.device("cpu"))
+    assert torch.equal(gnnfast.spmm(graph, x, w, reduce), reference_spmm(edge_index, graph.num_dst, x, w, reduce))
+
+
+def test_more_rows_than_a_grid(device):
+    edge_index, num_src, num_dst = many_rows()
+    graph = Graph.from_edge_index(edge_index.to(device), (num_src, num_dst))
+    x = torch.randn(num_src, 1, 3, device=device)
+    for kernel in KERNELS:
+        with gnnfast.override(kernel=kernel):
+            out = gnnfast.spmm(graph, x)
+        assert relative_error(out, reference_spmm(edge_index.to(device), num_dst, x, None, "sum")) < 1e-6
+
+
+def test_wide_features(device):
+    # More feature blocks than one pass of a warp covers, by far.
+    edge_index, graph, x, w = _inputs("random", (1, 4099), "scalar", torch.float32, device)
+    assert relative_error(gnnfast.spmm(graph, x, w), reference_spmm(edge_index, 30, x, w, "sum")) < 1e-5
+
+
+def test_non_contiguous_and_broadcast(device):
+    edge_index, graph, _, _ = _inputs("random", (1, 8), None, torch.float32, device)
+    wide = torch.randn(30, 64, device=device)
+    for x in (wide[:, ::3], wide[:, 5:21], torch.randn(16, 30, device=device).t(), torch.randn(1, 16, device=device).expand(30, 16)):
+        out = gnnfast.spmm(graph, x)
+        assert relative_error(out, reference_spmm(edge_index, 30, x.unsqueeze(1), None, "sum").squeeze(1)) < 1e-6
+    w = torch.randn(400, device=device)[::2]
+    out = gnnfast.spmm(graph, wide, w)
+    assert relative_error(out, reference_spmm(edge_index, 30, wide.unsqueeze(1), w, "sum").squeeze(1)) < 1e-5
+    # A slice that starts off a 16-byte boundary.
+    flat = torch.randn(30 * 16 + 1, device=device)[1:].view(30, 16)
+    assert relative_error(gnnfast.spmm(graph, flat), reference_spmm(edge_index, 30, flat.unsqueeze(1), None, "sum").squeeze(1)) < 1e-6
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_nan_and_infinity_survive(reduce, kernel, device):
+    edge_index, graph, x, _ = _inputs("random", (1, 4), None, torch.float32, device)
+    x[3, 0, 0], x[4, 0, 1], x[5, 0, 2] = float("nan"), float("inf"), float("-inf")
+    w = torch.ones(graph.num_edges, device=device)
+    w[::5] = 0.0  # 0 * inf is NaN
+    with gnnfast.override(kernel=kernel):
+        out = gnnfast.spmm(graph, x, w, reduce)
+    expected = reference_spmm(edge_index, 30, x, w, reduce)
+    assert torch.equal(out.isnan(), expected.isnan()) and torch.equal(out.isinf(), expected.isinf())
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", ["no_edges", "isolated", "self_loops_and_duplicates", "hub", "bipartite"])
+@pytest.mark.parametrize("weight", [None, "scalar", "head"])
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_gradients(reduce, weight, name, kernel, device):
+    edge_index, graph, x, w = _inputs(name, (2, 6), weight, torch.float64, device)
+    operands = [t.requires_grad_() for t in (x, w) if t is not None]
+    grad = torch.randn(graph.num_dst, 2, 6, dtype=torch.float64, device=device)
+    with gnnfast.override(kernel=kernel):
+        found = torch.autograd.grad(gnnfast.spmm(graph, x, w, reduce), operands, grad)
+    expected = torch.autograd.grad(reference_spmm(edge_index, graph.num_dst, x, w, reduce), operands, grad)
+    for f, e in zip(found, expected):
+        assert f.shape == e.shape and relative_error(f, e) < 1e-10
+
+
+@pytest.mark.parametrize("width", [4, 64, 128, 200, 1000])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_weight_gradient_widths(kernel, heads, dtype, width, device):
+    """Fused where the row fits a warp, two kernels elsewhere; weights alone take SDDMM."""
+    edge_index, graph, x, w = _inputs("hub", (heads, width // heads), "head", dtype, device)
+    grad = torch.randn(graph.num_dst, heads, width // heads, dtype=torch.float64).to(device, dtype)
+    exact = torch.autograd.grad(
+        reference_spmm(edge_index, graph.num_dst, xd := x.double().requires_grad_(), wd := w.double().requires_grad_(), "sum"), (wd, xd), grad.double()
+    )
+    for operands in ((w, x), (w,)):
+        for t in (w, x):
+            t.requires_grad_(any(t is o for o in operands))
+        with gnnfast.override(kernel=kernel):
+            found = torch.autograd.grad(gnnfast.spmm(graph, x, w), operands, grad)
+        for f, e in zip(found, exact):
+            assert relative_error(f, e) < 2 * TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_ties(reduce, device):
+    """PyG shares the gradient evenly among edges that attain the maximum, DGL gives it to the first."""
+    graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 0], [0, 0, 0, 1]], device=device), (3, 2))
+    x = torch.ones(3, 1, device=device, requires_grad=True)
+    (even,) = torch.autograd.grad(gnnfast.spmm(graph, x, reduce=reduce).sum(), x)
+    (first,) = torch.autograd.grad(gnnfast.spmm(graph, x, reduce=reduce, ties="first").sum(), x)
+    if reduce in ("max", "min"):
+        assert torch.allclose(even.flatten().cpu(), torch.tensor([4 / 3, 1 / 3, 1 / 3]))
+        assert first.flatten().tolist() == [2, 0, 0]
+    else:
+        assert torch.equal(even, first)
+
+
+@pytest.mark.parametrize("ties", ["even", "first"])
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("weight", [None, "scalar", "head"])
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_gradcheck(reduce, weight, kernel, ties, device):
+    _, graph, x, w = _inputs("self_loops_and_duplicates", (2, 2), weight, torch.float64, device)
+    operands = [t.requires_grad_() for t in (x, w) if t is not None]
+
+    def f(*operands):
+        with gnnfast.override(kernel=kernel):
+            return gnnfast.spmm(graph, *operands, reduce=reduce, ties=ties)
+
+    fast = device.type == "cuda"
+    assert torch.autograd.gradcheck(f, operands, fast_mode=fast)
+    assert torch.autograd.gradgradcheck(f, operands, fast_mode=fast)
+
+
+def test_deterministic_mode_is_deterministic(device):
+    edge_index, graph, x, w = _inputs("hub", (1, 32), "scalar", torch.float32, device)
+    torch.use_deterministic_algorithms(True)
+    try:
+        results = []
+        for _ in range(5):
+            fresh = Graph.from_edge_index(edge_index, (50, 40))
+            xs, ws = x.clone().requires_grad_(), w.clone().requires_grad_()
+            out = gnnfast.spmm(fresh, xs, ws)
+            out.sum().backward()
+            results.append((out.detach(), xs.grad, ws.grad))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other))
+    assert {k[1] for k in gnnfast.report().kernels} == {"gar sum"}
+
+
+def _op_samples(device):
+    _, graph, x, w = _inputs("hub", (2, 8), "head", torch.float32, device)
+    args, (src, dst) = graph.args(csc=True), graph.coo
+    x, g = x.view(50, 16), torch.randn(40, 16, device=device)
+    back = (*args[5:], *args[:5])
+    ops = torch.ops.gnnfast
+    out, count = ops.spmm_max(*args, w, x, False, 2, 0.0)
+    _, first = ops.spmm_max(*args, w, x, False, 1, 0.0)
+    xg, wg, gg = x.clone().requires_grad_(), w.clone().requires_grad_(), g.clone().requires_grad_()
+    return [
+        (ops.coo_to_csr, (dst, src, 40, 50)),
+        (ops.check_coo, (dst, src, 40, 50)),
+        (ops.spmm, (*args, wg, None, xg, True)),
+        (ops.spmm, (*args, None, None, xg, False)),
+        (ops.spmm_backward, (*back, wg, xg, gg)),
+        (ops.spmm_max, (*args, wg, xg, True, 2, 0.0)),
+        (ops.spmm_where, (*back, w, x, gg, out, None)),
+        (ops.spmm_where, (*back, None, x, gg, None, first)),
+        (ops.sddmm, (*args, gg, xg, 2)),
+        (ops.sddmm, (*args, g, x, 2, w, out, None)),
+        (ops.sddmm_coo, (dst, src, gg, xg, 2)),
+        (ops.spmm_coo, (dst, src, wg, xg, 40, 1)),
+        (ops.spmm_coo_backward, (src, dst, wg, xg, gg)),
+    ]
+
+
+@pytest.mark.parametrize("sample", range(13))
+def test_opcheck(sample, device):
+    op, args = _op_samples(device)[sample]
+    # Sums by atomics are not the same twice, so the comparison of eager and compiled results is left out for GAS on CUDA.
+    checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
+    if not (device.type == "cuda" and "coo" in str(op)) and op is not torch.ops.gnnfast.coo_to_csr:
+        checks.append("test_aot_dispatch_dynamic")
+    torch.library.opcheck(op.default, args, test_utils=checks)
+
+
+def test_compile_fullgraph(device):
+    _, graph, x, w = _inputs("random", (1, 8), "scalar", torch.float32, device)
+    gnnfast.spmm(graph, x.requires_grad_(), w.requires_grad_()).sum().backward()  # converts
+
+    def f(x, w):
+        return gnnfast.spmm(graph, x.relu(), w, "sum").square().sum()
+
+    expected = torch.autograd.grad(f(x, w), (x, w))
+    found = torch.autograd.grad(torch.compile(f, fullgraph=True, backend="aot_eager")(x, w), (x, w))
+    for a, b in zip(found, expected):
+        assert relative_error(a, b) < 1e-5
+
+
+def test_cuda_graph_capture():
+    if not torch.cuda.is_available():
+        pytest.skip("this machine has no CUDA device")
+    _, graph, x, w = _inputs("hub", (1, 64), "scalar", torch.float32, torch.device("cuda"))
+    for _ in range(3):
+        expected = gnnfast.spmm(graph, x, w)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        out = gnnfast.spmm(graph, x, w)
+    out.zero_()
+    captured.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
+
+
+def test_static_weights_are_kept_in_slot_order(device):
+    edge_index, graph, x, w = _inputs("hub", (1, 16), "scalar", torch.float32, device)
+    x.requires_grad_()
+    for change in (False, True):
+        if change:
+            w.mul_(2)  # the kept copies must not be used again
+        for _ in range(4):
+            out = gnnfast.spmm(graph, x, w)
+            (grad,) = torch.autograd.grad(out.sum(), x)
+            expected = reference_spmm(edge_index, 40, x, w, "sum")
+            assert relative_error(out, expected) < 1e-5
+            assert relative_error(grad, torch.autograd.grad(expected.sum(), x)[0]) < 1e-5
+    reverse = graph.reverse()
+    y = torch.randn(40, 1, 16, device=device)
+    for _ in range(3):
+        assert relative_error(gnnfast.spmm(reverse, y, w), reference_spmm(edge_index.flip(0), 50, y, w, "sum")) < 1e-5
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("shape", [(16,), (1,), (3, 5), (8, 1), (2, 64)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sddmm(dtype, shape, kernel, device):
+    edge_index, graph, _, _ = _inputs("bipartite", (1, 1), None, dtype, device)
+    a, b = torch.randn(41, *shape, device=device).to(dtype), torch.randn(17, *shape, device=device).to(dtype)
+    with gnnfast.override(kernel=kernel):
+        out = gnnfast.sddmm(graph, a, b)
+    exact = (a.double()[edge_index[1]] * b.double()[edge_index[0]]).sum(-1)
+    assert out.shape == exact.shape and relative_error(out, exact) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_sddmm_gradcheck(kernel, device):
+    _, graph, _, _ = _inputs("self_loops_and_duplicates", (1, 1), None, torch.float64, device)
+    a, b = (torch.randn(3, 2, 3, dtype=torch.float64, device=device, requires_grad=True) for _ in range(2))
+
+    def f(a, b):
+        with gnnfast.override(kernel=kernel):
+            return gnnfast.sddmm(graph, a, b)
+
+    assert torch.autograd.gradcheck(f, (a, b)) and torch.autograd.gradgradcheck(f, (a, b))

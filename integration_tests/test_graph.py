@@ -1,0 +1,169 @@
+"""Graph: formats, permutations, validation, the cache."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from graphs import GRAPHS
+
+from gnnfast import Graph
+from gnnfast.graph import Cache, build_schedule, cache
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_formats(name, index_dtype, device):
+    edge_index, num_src, num_dst = GRAPHS[name]()
+    graph = Graph.from_edge_index(edge_index.to(device, index_dtype), (num_src, num_dst))
+    for csr, row, column, rows in ((graph.csr, edge_index[1], edge_index[0], num_dst), (graph.csc, edge_index[0], edge_index[1], num_src)):
+        order = row.argsort(stable=True)
+        count = torch.bincount(row, minlength=rows)
+        assert csr.rowptr.dtype == csr.col.dtype == torch.int32
+        assert csr.rowptr.tolist() == [0, *count.cumsum(0).tolist()]
+        assert csr.col.tolist() == column[order].tolist()
+        perm = torch.arange(row.numel()) if csr.perm is None else csr.perm.cpu()
+        assert perm.tolist() == order.tolist()
+        if (row.diff() >= 0).all():
+            assert csr.perm is None  # sorted input is noticed
+    assert graph.reverse().csr is graph.csc
+
+
+def test_from_compressed(device):
+    edge_index, num_src, num_dst = GRAPHS["bipartite"]()
+    whole = Graph.from_edge_index(edge_index.to(device), (num_src, num_dst))
+    for graph in (
+        Graph.from_csr(whole.csr.rowptr, whole.csr.col.long(), num_src, perm=whole.csr.perm.long()),
+        Graph.from_csc(whole.csc.rowptr, whole.csc.col, num_dst, perm=whole.csc.perm),
+    ):
+        assert (graph.num_src, graph.num_dst, graph.num_edges) == (num_src, num_dst, 150)
+        for found, expected in ((graph.csr, whole.csr), (graph.csc, whole.csc)):
+            assert torch.equal(found.rowptr, expected.rowptr)
+            pairs = {tuple(p) for p in torch.stack([found.col, found.perm]).t().tolist()}
+            assert pairs == {tuple(p) for p in torch.stack([expected.col, expected.perm]).t().tolist()}
+
+
+@pytest.mark.parametrize("name", ["hub", "no_edges", "isolated", "random"])
+def test_schedule_covers_every_slot_once(name, device):
+    edge_index, num_src, num_dst = GRAPHS[name]()
+    csr = Graph.from_edge_index(edge_index.to(device), (num_src, num_dst)).csr
+    schedule, pieces = build_schedule(csr.rowptr, csr.col.numel())
+    slots, rowptr = [], csr.rowptr.tolist()
+    for i, (row, begin, end, count) in enumerate(schedule.tolist()):
+        assert rowptr[row] <= begin <= end <= rowptr[row + 1]
+        slots += range(begin, end)
+        assert (count != 0) == (i < pieces)
+        if count > 0:
+            assert [s[0] for s in schedule[i : i + count].tolist()] == [row] * count
+    assert sorted(slots) == list(range(csr.col.numel()))
+    assert {s[0] for s in schedule.tolist()} == set(range(num_dst))
+
+
+@pytest.mark.parametrize(
+    "edges,message",
+    [
+        ([[0, 5], [0, 1]], r"column index 5 is out of range \[0, 3\)"),
+        ([[0, -1], [0, 1]], r"column index -1 is out of range \[0, 3\)"),
+        ([[0, 1], [0, 4]], r"row index 4 is out of range \[0, 4\)"),
+        ([[0, 1], [-2, 1]], r"row index -2 is out of range \[0, 4\)"),
+    ],
+)
+@pytest.mark.parametrize("use", ["csr", "coo"])
+def test_out_of_range(edges, message, use, device):
+    graph = Graph.from_edge_index(torch.tensor(edges, device=device), (3, 4))
+    with pytest.raises(IndexError, match=message):
+        getattr(graph, use)
+
+
+@pytest.mark.parametrize(
+    "make,error,message",
+    [
+        (lambda: Graph.from_edge_index(torch.rand(2, 3)), TypeError, "must be int32 or int64, got torch.float32"),
+        (lambda: Graph.from_edge_index(torch.zeros(3, 2, dtype=torch.long)), ValueError, r"shape \[2, num_edges\], got \[3, 2\]"),
+        (lambda: Graph.from_edge_index([[0], [1]]), TypeError, "must be a torch.Tensor, got list"),
+        (lambda: Graph.from_edge_index(torch.zeros(2, 3, dtype=torch.long), -1), ValueError, "at least 0 and below .*, got -1"),
+        (lambda: Graph.from_edge_index(torch.zeros(2, 3, dtype=torch.long), 2**31), ValueError, "below 2\\^31 - 1, got 2147483648"),
+        (lambda: Graph.from_csr(torch.tensor([0, 2, 1, 3]), torch.tensor([0, 1, 2])), ValueError, "must ascend from 0 to num_edges = 3"),
+        (lambda: Graph.from_csr(torch.tensor([0, 1, 4]), torch.tensor([0, 1, 2])), ValueError, "must ascend from 0 to num_edges = 3"),
+        (lambda: Graph.from_csr(torch.tensor([0, 1, 3]), torch.tensor([0, 1, 2])), IndexError, r"column index 2 is out of range \[0, 2\)"),
+    ],
+)
+def test_bad_input(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_cache_follows_identity_version_and_lifetime():
+    store, built = Cache(), []
+    t = torch.zeros(2, 3)
+
+    def build():
+        built.append(1)
+        return Graph.from_edge_index(torch.zeros(2, 3, dtype=torch.long), 1)
+
+    first = store.get((t,), "k", build)
+    assert store.get((t,), "k", build) is first and len(built) == 1
+    assert store.get((t.clone(),), "k", build) is not first
+    t.add_(1)
+    second = store.get((t,), "k", build)
+    assert second is not first and store.get((t,), "k", build) is second
+    dead = weakref.ref(second)
+    del second, first, t
+    gc.collect()
+    assert dead() is None and len(store) == 0
+
+
+def test_user_tensor_is_not_kept_alive():
+    from gnnfast.pyg.propagate import _graph
+
+    edge_index = torch.randint(0, 9, (2, 20))
+    graph = weakref.ref(_graph(edge_index, 9, 9, True))
+    assert graph() is not None and graph().csr is graph().csr
+    tensor = weakref.ref(edge_index)
+    del edge_index
+    gc.collect()
+    assert tensor() is None and graph() is None
+
+
+def test_cache_is_bounded(monkeypatch):
+    store = Cache()
+    monkeypatch.setattr(store, "budget", lambda: 3000)
+    keys = [torch.zeros(1) for _ in range(20)]
+    for key in keys:
+        store.get((key,), "k", lambda: torch.zeros(256))
+        assert store.nbytes <= 3000
+    assert store.evictions == 18 and len(store) == 2
+
+
+def test_cache_threads():
+    tensors = [torch.randint(0, 50, (2, 500)) for _ in range(8)]
+    results: list[Graph] = []
+
+    def work():
+        for _ in range(50):
+            for t in tensors:
+                g = cache.get((t,), "threads", lambda t=t: Graph.from_edge_index(t, 50))
+                assert g.csr.rowptr[-1] == 500
+                results.append(g)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(results) == 4 * 50 * 8
+
+
+def test_formats_made_in_inference_mode_serve_training(device):
+    import gnnfast
+
+    graph = Graph.from_edge_index(torch.randint(0, 9, (2, 40), device=device), 9)
+    with torch.inference_mode():
+        gnnfast.spmm(graph, torch.randn(9, 4, device=device), torch.rand(40, device=device))
+        graph.csr, graph.csc  # noqa: B018
+    x = torch.randn(9, 4, device=device, requires_grad=True)
+    gnnfast.spmm(graph, x).sum().backward()
+    assert x.grad is not None
