@@ -20,7 +20,7 @@ def _one_of(*accepted: str) -> tuple[str, Callable[[str], str]]:
             raise ValueError(text)
         return text
 
-    return " or ".join(accepted), parse
+    return f"{', '.join(accepted[:-1])} or {accepted[-1]}", parse
 
 
 def _flag(text: str) -> bool:

@@ -12,10 +12,10 @@ GNNFAST_SPMM_EXTERN(extern, __nv_bfloat16)
 
 void Cuda::spmm(const SpmmArgs& args, const Tensor& x) {
   const Launch launch(x);
-  const bool max = args.op == kMax || args.op == kMaxFirst || args.op == kMaxCount;
+  const bool aux_needed = args.op == kMaxFirst || args.op == kMaxCount;
   const int64_t numel = args.a.num_pieces * args.width;
   Tensor value = torch::stable::new_empty(x, {numel}, acc_dtype(x.scalar_type()));
-  Tensor aux = torch::stable::new_empty(x, {max ? numel : 0}, ScalarType::Int);
+  Tensor aux = torch::stable::new_empty(x, {aux_needed ? numel : 0}, ScalarType::Int);
   const Pieces pieces{value.mutable_data_ptr(), aux.mutable_data_ptr<int32_t>()};
   dispatch_cuda(dtype_of("x", x), [&](auto type) { launch_op<typename decltype(type)::type>(args, pieces, launch.stream); });
 }

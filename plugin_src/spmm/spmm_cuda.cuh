@@ -18,17 +18,21 @@ namespace gnnfast {
 // How a lane finds the weight of its features.
 enum CudaWeight : int { kNone, kScalar, kPerHead, kPerElement };
 
-constexpr bool is_max(int op) { return op == kMaxFirst || op == kMaxCount; }
+constexpr bool is_max(int op) { return op == kMax || op == kMaxFirst || op == kMaxCount; }
 
 // Takes `v`, attained by `aux_v` (first edge, or number of edges), into the running maximum.
 template <int OP, class A>
 __device__ inline void take_max(A& best, int32_t& aux, A v, int32_t aux_v) {
+  if constexpr (OP == kMax && sizeof(A) == 4) {
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(best) : "f"(best), "f"(v));
+    return;
+  }
   const bool better = v > best || (v != v && best == best);
   if constexpr (OP == kMaxFirst) {
     // Groups and pieces are merged in any order of edges: of equal values the first slot wins.
     const bool same = v == best || (v != v && best != best);
     if (better || (same && static_cast<uint32_t>(aux_v) < static_cast<uint32_t>(aux))) aux = aux_v;
-  } else {
+  } else if constexpr (OP == kMaxCount) {
     aux = better ? aux_v : aux + (v == best ? aux_v : 0);
   }
   if (better) best = v;
@@ -49,7 +53,7 @@ __device__ inline void store_row(const SpmmArgs& p, int64_t row, int64_t f, acc_
 #pragma unroll
     for (int i = 0; i < VEC; ++i) {
       acc[i] = degree == 0 ? static_cast<A>(p.empty) : p.negate ? -acc[i] : acc[i];
-      if (p.aux) {
+      if constexpr (OP != kMax) {
         int32_t value = degree == 0 && OP == kMaxFirst ? -1 : aux[i];
         if (OP == kMaxFirst && value >= 0 && p.a.perm) value = p.a.perm[value];
         p.aux[row * p.width + f + i] = value;
@@ -99,15 +103,13 @@ __global__ void __launch_bounds__(kBlock) spmm_kernel(const SpmmArgs p, const Pi
       if (W != kNone || OP == kSumWhereFirst) id = p.a.perm ? __ldg(p.a.perm + mine) : mine;
       if (W == kScalar) w_mine = to_acc(__ldg(weight + id));
     }
-#pragma unroll 8
-    for (int j = 0; j < kWarp; j += G) {
-      if (j >= count) break;
-      const int k = j + group;
+    // The group's edge number k of these 32. `whole`: there are 32, so that nothing needs a check and loads can be hoisted.
+    auto take_edge = [&](int k, bool whole) {
       const int64_t source = int64_t{__shfl_sync(kAllLanes, col, k)} * p.width;
       const int edge = W != kNone || OP == kSumWhereFirst ? __shfl_sync(kAllLanes, id, k) : 0;
       A w = W == kScalar ? __shfl_sync(kAllLanes, w_mine, k) : A{1};
       A partial = 0;
-      if (active && k < count) {
+      if (active && (whole || k < count)) {
         A v[VEC], full[VEC];
         load_vector<VEC>(v, x + source);
         if constexpr (W == kPerHead) w = to_acc(__ldg(weight + int64_t{edge} * p.heads + head));
@@ -148,6 +150,16 @@ __global__ void __launch_bounds__(kBlock) spmm_kernel(const SpmmArgs p, const Pi
         if (active && k < count && t % lanes == 0)
           static_cast<T*>(p.dot)[int64_t{edge} * p.heads + head] = from_acc<T>(partial);
       }
+    };
+    if (count == kWarp) {
+#pragma unroll 8
+      for (int j = 0; j < kWarp; j += G) take_edge(j + group, true);
+    } else {
+#pragma unroll 4
+      for (int j = 0; j < kWarp; j += G) {
+        if (j >= count) break;
+        take_edge(j + group, false);
+      }
     }
   }
 
@@ -170,34 +182,57 @@ __global__ void __launch_bounds__(kBlock) spmm_kernel(const SpmmArgs p, const Pi
 #pragma unroll
     for (int i = 0; i < VEC; ++i) {
       static_cast<A*>(pieces.value)[at + i] = acc[i];
-      if (is_max(OP)) pieces.aux[at + i] = aux[i];
+      if (is_max(OP) && OP != kMax) pieces.aux[at + i] = aux[i];
     }
   } else {
     store_row<T, OP, VEC>(p, row, f, acc, aux, end - begin);
   }
 }
 
-// A warp per piece; the first piece of a row adds up all of them.
+// A block per 8 pieces. For each row that begins among them its warps share the row's pieces, so that a row of very many pieces
+// is not added up by one warp alone; the order is fixed.
 template <class T, int OP>
 __global__ void __launch_bounds__(kBlock) combine_kernel(const SpmmArgs p, const Pieces pieces) {
   using A = acc_t<T>;
-  const int64_t first = (int64_t{blockIdx.x} * kBlock + threadIdx.x) / kWarp;
-  if (first >= p.a.num_pieces) return;
+  constexpr int kWarps = kBlock / kWarp;
+  __shared__ A shared_acc[kWarps][kWarp];
+  __shared__ int32_t shared_aux[kWarps][kWarp];
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int4* items = reinterpret_cast<const int4*>(p.a.schedule);
-  const int4 item = __ldg(items + first);
-  if (item.w <= 0) return;
-  const int64_t degree = __ldg(items + first + item.w - 1).z - item.y;
-  for (int64_t f = threadIdx.x % kWarp; f < p.width; f += kWarp) {
-    A acc[1] = {static_cast<const A*>(pieces.value)[first * p.width + f]};
-    int32_t aux[1] = {is_max(OP) ? pieces.aux[first * p.width + f] : 0};
-    for (int64_t piece = first + 1; piece < first + item.w; ++piece) {
-      const A other = static_cast<const A*>(pieces.value)[piece * p.width + f];
-      if constexpr (is_max(OP))
-        take_max<OP>(acc[0], aux[0], other, pieces.aux[piece * p.width + f]);
-      else
-        acc[0] += other;
+  const int64_t begin = int64_t{blockIdx.x} * kWarps, end = min(begin + kWarps, p.a.num_pieces);
+  for (int64_t first = begin; first < end; ++first) {
+    const int4 item = __ldg(items + first);
+    if (item.w <= 0) continue;
+    const int64_t degree = __ldg(items + first + item.w - 1).z - item.y;
+    const int sharers = min(item.w, kWarps);
+    for (int64_t f0 = 0; f0 < p.width; f0 += kWarp) {
+      const int64_t f = f0 + lane;
+      A acc[1] = {is_max(OP) ? -std::numeric_limits<A>::infinity() : A{0}};
+      int32_t aux[1] = {OP == kMaxFirst ? std::numeric_limits<int32_t>::max() : 0};
+      if (f < p.width && warp < sharers) {
+#pragma unroll 4
+        for (int64_t piece = first + warp; piece < first + item.w; piece += kWarps) {
+          const A other = static_cast<const A*>(pieces.value)[piece * p.width + f];
+          if constexpr (is_max(OP))
+            take_max<OP>(acc[0], aux[0], other, OP == kMax ? 0 : pieces.aux[piece * p.width + f]);
+          else
+            acc[0] += other;
+        }
+      }
+      shared_acc[warp][lane] = acc[0];
+      shared_aux[warp][lane] = aux[0];
+      __syncthreads();
+      if (warp == 0 && f < p.width) {
+        for (int other = 1; other < sharers; ++other) {
+          if constexpr (is_max(OP))
+            take_max<OP>(acc[0], aux[0], shared_acc[other][lane], shared_aux[other][lane]);
+          else
+            acc[0] += shared_acc[other][lane];
+        }
+        store_row<T, OP, 1>(p, item.x, f, acc, aux, degree);
+      }
+      __syncthreads();
     }
-    store_row<T, OP, 1>(p, item.x, f, acc, aux, degree);
   }
 }
 
@@ -222,10 +257,9 @@ void launch_lanes(const SpmmArgs& p, bool vectors, const Pieces& pieces, cudaStr
       if (p.width <= 8) return launch_spmm<T, OP, W, 1, 8>(p, pieces, stream);
     return launch_spmm<T, OP, W, 1, 32>(p, pieces, stream);
   }
-  if constexpr (OP == kSum) {
+  if constexpr (OP == kSum)
     if (lanes <= 4) return launch_spmm<T, OP, W, V, 4>(p, pieces, stream);
-    if (lanes > 8 && lanes <= 16) return launch_spmm<T, OP, W, V, 16>(p, pieces, stream);
-  }
+  if (lanes > 8 && lanes <= 16) return launch_spmm<T, OP, W, V, 16>(p, pieces, stream);
   if (lanes <= 8) return launch_spmm<T, OP, W, V, 8>(p, pieces, stream);
   return launch_spmm<T, OP, W, V, 32>(p, pieces, stream);
 }
@@ -251,7 +285,7 @@ template <class T>
 void launch_op(const SpmmArgs& p, const Pieces& pieces, cudaStream_t stream) {
   switch (p.op) {
     case kSum: return launch_weight<T, kSum>(p, pieces, stream);
-    case kMax: return launch_weight<T, kMaxCount>(p, pieces, stream);  // aux is null: nothing is counted
+    case kMax: return launch_weight<T, kMax>(p, pieces, stream);
     case kMaxFirst: return launch_weight<T, kMaxFirst>(p, pieces, stream);
     case kMaxCount: return launch_weight<T, kMaxCount>(p, pieces, stream);
     case kSumWhereEqual: return launch_weight<T, kSumWhereEqual>(p, pieces, stream);

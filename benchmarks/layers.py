@@ -1,0 +1,97 @@
+"""Whole PyG layers, forward and backward, with gnnfast on and off in one process on the same inputs.
+
+    python benchmarks/layers.py --device cuda --out benchmarks/results/NAME     reddit-size random graph
+    python benchmarks/layers.py --device cpu --out benchmarks/results/NAME      real graphs
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from typing import Any
+
+import graphs
+import timing
+import torch
+from torch import Tensor
+from torch_geometric.nn import GCNConv, GINConv, GraphConv, SAGEConv
+
+import gnnfast
+from gnnfast.graph import cache
+
+LAYERS = {
+    "GCNConv": lambda i, o: GCNConv(i, o),
+    "SAGEConv": lambda i, o: SAGEConv(i, o),
+    "SAGEConv max": lambda i, o: SAGEConv(i, o, aggr="max"),
+    "GraphConv": lambda i, o: GraphConv(i, o),
+    "GINConv": lambda i, o: GINConv(torch.nn.Linear(i, o)),
+}
+
+
+def step(layer: torch.nn.Module, x: Tensor, edge_index: Tensor) -> None:
+    layer.zero_grad(set_to_none=True)
+    x.grad = None
+    layer(x, edge_index).sum().backward()
+
+
+def gradients(layer: torch.nn.Module, x: Tensor, edge_index: Tensor) -> list[Tensor]:
+    step(layer, x, edge_index)
+    return [p.grad.clone() for p in layer.parameters()]
+
+
+def measure(name: str, graph: str, edge_index: Tensor, nodes: int, width_in: int, width_out: int, x_grad: bool, repeats: int) -> dict[str, Any]:
+    device = edge_index.device
+    torch.manual_seed(0)
+    x = torch.randn(nodes, width_in, device=device, requires_grad=x_grad)
+    layer = LAYERS[name](width_in, width_out).to(device)
+    cuda = device.type == "cuda"
+    row: dict[str, Any] = {"layer": name, "graph": graph, "edges": edge_index.shape[1], "in": width_in, "out": width_out}
+    results = {}
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        label = "gnnfast" if on else "PyG"
+        if not on:
+            cache.clear()
+        gc.collect()
+        if cuda:
+            torch.cuda.empty_cache()
+            baseline = torch.cuda.memory_allocated()
+            # Everything gnnfast keeps is made inside this call and counted.
+            row[f"{label} first call GiB"] = timing.peak_gib(lambda: step(layer, x, edge_index), baseline)
+            step(layer, x, edge_index)
+            row[f"{label} GiB"] = timing.peak_gib(lambda: step(layer, x, edge_index), baseline)
+        results[on] = gradients(layer, x, edge_index)
+        row[f"{label} ms"] = timing.median_ms(lambda: step(layer, x, edge_index), device, repeats)
+    gnnfast.enable()
+    for a, b in zip(results[True], results[False]):
+        error = float((a - b).norm() / b.norm())
+        assert error < 1e-3, f"gradients differ by {error}"
+    row["PyG / gnnfast"] = row["PyG ms"] / row["gnnfast ms"]
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--layers", nargs="*", default=None)
+    parser.add_argument("--out", help="write OUT.json and OUT.md")
+    arguments = parser.parse_args()
+    device, rows = torch.device(arguments.device), []
+    if device.type == "cuda":
+        rowptr, col = graphs.random_order("reddit", device)
+        edge_index = graphs.to_edge_index(rowptr, col)
+        nodes = rowptr.numel() - 1
+        del rowptr, col
+        for name in arguments.layers or ["GCNConv"]:
+            for width in (16, 64, 128):
+                rows.append(measure(name, "reddit", edge_index, nodes, 602, width, False, 10))
+    else:
+        for graph in graphs.REAL:
+            edge_index, nodes = graphs.real(graph)
+            for name in arguments.layers or LAYERS:
+                rows.append(measure(name, graph, edge_index, nodes, 64, 64, True, 15))
+    timing.write(arguments.out, f"PyG layers, forward and backward, on {arguments.device}", rows, device, {})
+
+
+if __name__ == "__main__":
+    main()

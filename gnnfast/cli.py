@@ -1,0 +1,111 @@
+"""The command line: ``gnnfast doctor`` and ``gnnfast run``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+from dataclasses import fields
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="gnnfast", description="Existing graph-neural-network code, fast.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("doctor", help="what is installed, compiled and patched, and what to do about what is not")
+    run = commands.add_parser("run", help="run a script with gnnfast, without changing it")
+    run.add_argument("--report", action="store_true", help="print what ran where when the script ends")
+    run.add_argument("script")
+    run.add_argument("arguments", nargs=argparse.REMAINDER)
+    parsed = parser.parse_args(arguments)
+    return doctor() if parsed.command == "doctor" else run_script(parsed.script, parsed.arguments, parsed.report)
+
+
+def run_script(script: str, arguments: list[str], report: bool) -> int:
+    """Runs a script as ``python script`` would, with gnnfast imported first."""
+    import runpy
+
+    import gnnfast
+
+    sys.argv = [script, *arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    finally:
+        if report:
+            print(gnnfast.report())
+    return 0
+
+
+def doctor() -> int:
+    """Prints the state of the installation. Returns 1 if something that should work does not."""
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+
+    import gnnfast
+    from gnnfast import _native
+    from gnnfast.config import settings
+
+    table = Table("what", "state", "note", title="gnnfast doctor", title_justify="left")
+    healthy = True
+
+    def row(what: str, good: bool | None, note: str) -> None:
+        nonlocal healthy
+        healthy &= good is not False
+        table.add_row(what, {True: "[green]ok[/]", False: "[red]problem[/]", None: "[yellow]not in use[/]"}[good], note)
+
+    row("python", True, platform.python_version())
+    row("torch", True, f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}")
+    row("gnnfast", gnnfast.is_enabled() or None, f"{gnnfast.__version__}" + ("" if gnnfast.is_enabled() else ", off: GNNFAST=0 or disable()"))
+    row("CPU kernels", _native.cpu.loaded, str(_native.cpu.path) if _native.cpu.loaded else _native.cpu.reason)
+    has_device = torch.cuda.is_available()
+    note = str(_native.cuda.path) if _native.cuda.loaded else _native.cuda.reason
+    row("CUDA kernels", True if _native.cuda.loaded else (False if has_device else None), note)
+    row("CUDA device", has_device or None, torch.cuda.get_device_name() if has_device else "none that torch can use")
+    for name, (distribution, backend) in {
+        "torch_geometric": ("torch_geometric", "pyg"),
+        "dgl": ("dgl", "dgl"),
+    }.items():
+        _framework(row, name, distribution, backend, settings().backends)
+    for setting in fields(settings()):
+        variable = setting.metadata["variable"]
+        if variable in os.environ:
+            row(variable, True, f"{os.environ[variable]} (accepts {setting.metadata['accepts']})")
+    Console().print(table)
+    return 0 if healthy else 1
+
+
+def _framework(row, name: str, distribution: str, backend: str, backends: tuple[str, ...]) -> None:  # type: ignore[no-untyped-def]
+    import gnnfast
+
+    if importlib.util.find_spec(name) is None:
+        row(name, None, "not installed")
+        return
+    version = importlib.metadata.version(distribution)
+    if backend not in backends:
+        row(name, None, f"{version}, not named in GNNFAST_BACKENDS")
+        return
+    try:
+        importlib.import_module(name + ".nn" if backend == "pyg" else name)
+    except Exception as error:
+        row(name, False, f"{version} cannot be imported: {type(error).__name__}: {error}")
+        return
+    patches = gnnfast.report().patches.get(backend, {})
+    alone = {k: v for k, v in patches.items() if v.startswith("left alone")}
+    if alone:
+        row(name, False, f"{version}; " + "; ".join(f"{k} {v}" for k, v in alone.items()))
+    elif patches:
+        row(name, True, f"{version}; patched: {', '.join(patches)}")
+    else:
+        row(name, None, f"{version}; not patched: gnnfast is off")
+    if backend == "dgl":
+        from gnnfast.dgl.startup import _gnnfast_dgl_shim
+
+        reason = next((f.reason for f in sys.meta_path if getattr(f, "gnnfast_shim", False)), _gnnfast_dgl_shim.reason_needed())
+        if reason:
+            row("dgl.graphbolt", None, f"replaced by a stub: {reason}")
