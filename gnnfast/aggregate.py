@@ -31,6 +31,8 @@ def aggregate(
     weighted_grad = weight is not None and weight.requires_grad
     grad_enabled = torch.is_grad_enabled()
     needs_grad = grad_enabled and (x.requires_grad or weighted_grad)
+    from gnnfast.ops.spmm import SPMM, SPMM_MAX, call
+
     choice = choose(graph, reduce, needs_grad)
     if not torch.compiler.is_compiling():
         graph.uses += 1
@@ -44,12 +46,12 @@ def aggregate(
     csc = grad_enabled and x.requires_grad
     if reduce in ("max", "min"):
         mode = TIES[ties] if needs_grad else 0
-        return torch.ops.gnnfast.spmm_max(*graph.args(csc), weight, x, reduce == "min", mode, empty)[0]
+        return call(SPMM_MAX, needs_grad, graph.args(csc), weight, x, reduce == "min", mode, empty)[0]
     if weight is not None and not (grad_enabled and weighted_grad) and not torch.compiler.is_compiling():
         in_slots = graph.slot_weights(weight, csc)
         if in_slots is not None:
-            return torch.ops.gnnfast.spmm(*graph.args(csc, permuted=False), *in_slots, x, reduce == "mean")
-    return torch.ops.gnnfast.spmm(*graph.args(csc or (grad_enabled and weighted_grad)), weight, None, x, reduce == "mean")
+            return call(SPMM, needs_grad, graph.args(csc, permuted=False), *in_slots, x, reduce == "mean")
+    return call(SPMM, needs_grad, graph.args(needs_grad), weight, None, x, reduce == "mean")
 
 
 def choose(graph: Graph, reduce: str, needs_grad: bool) -> Choice:

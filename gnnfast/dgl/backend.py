@@ -128,11 +128,14 @@ def structure(gidx: Any) -> Graph:
     if graph is None:
         source, target = gidx.metagraph.find_edge(0)
         num_src, num_dst = gidx.number_of_nodes(source), gidx.number_of_nodes(target)
-        if "csc" in gidx.formats()["created"]:
-            _, _, indptr, indices, ids = gidx.adjacency_matrix_tensors(0, True, "csr")
-            graph = Graph.from_csr(indptr, indices, num_src, perm=ids if ids.numel() else None)
-        else:
+        created = gidx.formats()["created"]
+        if "csc" not in created and "coo" in created:
             src, dst, _ = gidx.edges(0, "eid")
             graph = Graph.from_coo(src, dst, num_src, num_dst)
+        else:
+            by_dst = "csc" in created
+            _, _, indptr, indices, ids = gidx.adjacency_matrix_tensors(0, by_dst, "csr")
+            perm = ids if ids.numel() else None  # empty: slots are edge ids
+            graph = Graph.from_csr(indptr, indices, num_src, perm) if by_dst else Graph.from_csc(indptr, indices, num_dst, perm)
         kept["graph"] = graph
     return graph

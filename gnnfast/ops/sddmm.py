@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.ops.spmm import _NO_GRAPH_GRADS, GRAPH_ARGS, attained, edges, save, saved, spread, swap
+from gnnfast.ops.spmm import _NO_GRAPH_GRADS, GRAPH_ARGS, attained, edges, needs, save, saved, spread, swap
 
 _ops = torch.ops.gnnfast
 
@@ -29,7 +29,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     graph, (a, b, weight, value, arg) = saved(ctx)
-    need_a, need_b = ctx.needs_input_grad[GRAPH_ARGS : GRAPH_ARGS + 2]
+    need_a, need_b = needs(ctx)[:2]
     grad_a = grad_b = None
     if value is None and arg is None:
         if need_a:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -20,7 +21,7 @@ from gnnfast.pyg.sparse import make_spmm
 MESSAGE_PASSING = "torch_geometric.nn.conv.message_passing"
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Patch:
     """One patched function of PyG.
 

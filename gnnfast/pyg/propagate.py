@@ -15,7 +15,8 @@ from gnnfast.pyg import guards
 from gnnfast.pyg.messages import Message, recognise
 from gnnfast.reporting import fell_back
 
-_OVERRIDES = frozenset(("message", "aggregate", "update", "propagate", "collect"))
+# Not propagate: PyG puts a bound one into the instance when an explainer was used, and it is the generated one that called here.
+_OVERRIDES = frozenset(("message", "aggregate", "update", "collect"))
 _HOOKS = tuple(
     f"_{stage}_forward_{kind}"
     for stage in ("propagate", "message", "aggregate", "message_and_aggregate")
@@ -41,9 +42,11 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -
 
 
 def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
-    if type(edge_index) is not Tensor and not _is_edge_index(edge_index):
-        if _is_sparse(edge_index) and module.fuse:
+    if _is_sparse(edge_index):
+        if module.fuse:
             return NotImplemented  # PyG's fused route, which gnnfast.pyg.sparse serves
+        raise Fallback(f"the adjacency is a {_kind(edge_index)}")
+    if type(edge_index) is not Tensor and not _is_edge_index(edge_index):
         raise Fallback(f"the adjacency is a {_kind(edge_index)}")
     message = _check_module(module)
     reduce = _reduction(module)

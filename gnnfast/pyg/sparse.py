@@ -56,6 +56,8 @@ def _unsupported(src: Any, other: Any, reduce: Any) -> str:
             return "PyG does not support max and min over a sparse matrix on CUDA"
         if src.dim() != 2 or values.dim() != 1 or values.dtype != other.dtype or src.device != other.device:
             return f"a sparse matrix of {src.dtype}, {src.dim()} dimensions, on {src.device}"
+        if src.layout is torch.sparse_coo and not src.is_coalesced():
+            return "the sparse matrix is not coalesced"
         if src.is_inference():
             return "the sparse matrix is an inference tensor"
         rows, cols = src.shape
@@ -87,9 +89,10 @@ def _torch_sparse(src: Tensor, other: Tensor, reduce: str) -> Tensor:
         )
     rows, cols = src.shape
     if coo:
-        # Duplicate entries are one entry, as in PyG, which converts to CSR.
-        with torch.no_grad():
-            graph, values = cache.get((src, src._values(), src._indices()), "sparse_coo", lambda: _from_coo(src))
+        indices = src._indices()
+        key = (indices[0], indices[1])
+        graph = cache.get((src,), ("sparse_coo", indices._version), lambda: Graph.from_coo(key[1].clone(), key[0].clone(), cols, rows))
+        values = src._values()
     elif csc:
         # CSC of the matrix is compressed by column, and columns are sources.
         key = (src.ccol_indices(), src.row_indices())
@@ -104,12 +107,6 @@ def _torch_sparse(src: Tensor, other: Tensor, reduce: str) -> Tensor:
 
 def _versions(tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
     return tuple(t._version for t in tensors)
-
-
-def _from_coo(src: Tensor) -> tuple[Graph, Tensor]:
-    whole = src.coalesce()
-    indices = whole.indices()
-    return Graph.from_coo(indices[1].clone(), indices[0].clone(), src.shape[1], src.shape[0]), whole.values().clone()
 
 
 def _sparse_tensor(src: Any, other: Tensor, reduce: str) -> Tensor:

@@ -1,0 +1,5 @@
+import sys
+
+from gnnfast.cli import main
+
+sys.exit(main())
