@@ -1,7 +1,7 @@
 """Whole PyG layers, forward and backward, with gnnfast on and off in one process on the same inputs.
 
-    python benchmarks/layers.py --device cuda --out benchmarks/results/NAME     reddit-size random graph
-    python benchmarks/layers.py --device cpu --out benchmarks/results/NAME      real graphs
+python benchmarks/layers.py --device cuda --out benchmarks/results/NAME     reddit-size random graph
+python benchmarks/layers.py --device cpu --out benchmarks/results/NAME      real graphs
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def gradients(layer: torch.nn.Module, x: Tensor, edge_index: Tensor) -> list[Ten
     return [p.grad.clone() for p in layer.parameters()]
 
 
-def measure(name: str, graph: str, edge_index: Tensor, nodes: int, width_in: int, width_out: int, x_grad: bool, repeats: int) -> dict[str, Any]:
+def measure(
+    name: str, graph: str, edge_index: Tensor, nodes: int, width_in: int, width_out: int, x_grad: bool, repeats: int
+) -> dict[str, Any]:
     device = edge_index.device
     torch.manual_seed(0)
     x = torch.randn(nodes, width_in, device=device, requires_grad=x_grad)

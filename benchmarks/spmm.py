@@ -1,7 +1,7 @@
 """SpMM beside its peers, on the same inputs in one run: cuSPARSE through torch on CUDA; MKL through torch and DGL on a CPU.
 
-    python benchmarks/spmm.py --device cuda --out benchmarks/results/NAME
-    python benchmarks/spmm.py --device cpu
+python benchmarks/spmm.py --device cuda --out benchmarks/results/NAME
+python benchmarks/spmm.py --device cpu
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ def cuda_rows(names: list[str], widths: list[int]) -> list[dict]:
                     "gather TB/s": edges * width * 4 / ours / 1e9,
                 }
             )  # fmt: skip
-        del matrix, graph, weight, x
     return rows
 
 
@@ -96,7 +95,9 @@ def main() -> None:
     if device.type == "cuda":
         rows = cuda_rows(arguments.graphs or graphs.random_order_names(), arguments.widths or [32, 64, 128])
         summary = {
-            f"geometric mean of cuSPARSE / gnnfast, F = {f}": timing.geometric_mean(r["cuSPARSE / gnnfast"] for r in rows if r["F"] == f)
+            f"geometric mean of cuSPARSE / gnnfast, F = {f}": timing.geometric_mean(
+                r["cuSPARSE / gnnfast"] for r in rows if r["F"] == f
+            )
             for f in sorted({r["F"] for r in rows})
         }
         summary["geometric mean over all"] = timing.geometric_mean(r["cuSPARSE / gnnfast"] for r in rows)

@@ -127,7 +127,8 @@ def sddmm(graph: Graph, dst: Tensor, src: Tensor) -> Tensor:
     _check_graph_and_features(graph, src, "src", graph.num_src)
     if dst.shape[1:] != src.shape[1:] or dst.dtype != src.dtype:
         raise ValueError(
-            f"dst and src must agree in dtype and feature shape, got {dst.dtype} {list(dst.shape)} and {src.dtype} {list(src.shape)}"
+            f"dst and src must agree in dtype and feature shape, got {dst.dtype} {list(dst.shape)} and {src.dtype} "
+            f"{list(src.shape)}"
         )
     heads = dst.shape[1] if dst.dim() == 3 else 1
     a, b = (t.reshape(t.shape[0], t.shape[1:].numel()) for t in (dst, src))

@@ -61,7 +61,11 @@ def doctor() -> int:
 
     row("python", True, platform.python_version())
     row("torch", True, f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}")
-    row("gnnfast", gnnfast.is_enabled() or None, f"{gnnfast.__version__}" + ("" if gnnfast.is_enabled() else ", off: GNNFAST=0 or disable()"))
+    row(
+        "gnnfast",
+        gnnfast.is_enabled() or None,
+        f"{gnnfast.__version__}" + ("" if gnnfast.is_enabled() else ", off: GNNFAST=0 or disable()"),
+    )
     row("CPU kernels", _native.cpu.loaded, str(_native.cpu.path) if _native.cpu.loaded else _native.cpu.reason)
     has_device = torch.cuda.is_available()
     note = str(_native.cuda.path) if _native.cuda.loaded else _native.cuda.reason
@@ -106,6 +110,6 @@ def _framework(row, name: str, distribution: str, backend: str, backends: tuple[
     if backend == "dgl":
         from gnnfast.dgl.startup import _gnnfast_dgl_shim
 
-        reason = next((f.reason for f in sys.meta_path if getattr(f, "gnnfast_shim", False)), _gnnfast_dgl_shim.reason_needed())
+        reason = _gnnfast_dgl_shim.installed_reason()
         if reason:
             row("dgl.graphbolt", None, f"replaced by a stub: {reason}")

@@ -3,6 +3,7 @@ tensors."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections import OrderedDict
@@ -48,7 +49,7 @@ class Graph:
         self.num_src, self.num_dst, self.num_edges, self.device = num_src, num_dst, num_edges, device
         self.uses = 0  # aggregations so far: a graph seen again is worth converting
         self._flipped = False
-        self._shared: dict[str, Any] = {"lock": threading.RLock(), "weights": OrderedDict()}
+        self._shared: dict[Any, Any] = {"lock": threading.RLock(), "weights": OrderedDict()}
 
     # ---- construction ----------------------------------------------------------------------------------------------------
     @classmethod
@@ -342,10 +343,8 @@ class Cache:
             refs, versions, value = entry
             if all(r() is t for r, t in zip(refs, tensors)) and versions == tuple(t._version for t in tensors):
                 self.hits += 1
-                try:
+                with contextlib.suppress(KeyError):  # dropped by another thread; the value is good all the same
                     self._entries.move_to_end(full_key)
-                except KeyError:  # dropped by another thread; the value is good all the same
-                    pass
                 return value
         self.misses += 1
         value = build()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import threading
 from collections import Counter
@@ -46,7 +47,7 @@ class Report:
         from rich.console import Console
         from rich.table import Table
 
-        console = Console(width=120, force_terminal=False, record=True, file=_Nowhere())
+        console = Console(width=120, force_terminal=False, record=True, file=io.StringIO())
         for title, rows, columns in (
             ("Kernels", self.kernels, ("place", "kernel", "reason", "calls")),
             ("Fallbacks to the framework", self.fallbacks, ("place", "reason", "calls")),
@@ -64,14 +65,6 @@ class Report:
         return console.export_text()
 
     __repr__ = __str__
-
-
-class _Nowhere:
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None:
-        pass
 
 
 _counts = Report()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import threading
@@ -44,7 +45,7 @@ def enable() -> None:
             _watching = True
             for backend, modules in MODULES.items():
                 for name in modules:  # runs at once for a module that is there already
-                    wrapt.register_post_import_hook(lambda module, backend=backend: _install(backend, module), name)
+                    wrapt.register_post_import_hook(functools.partial(_install, backend), name)
         else:
             for backend, modules in MODULES.items():
                 for name in modules:

@@ -57,7 +57,12 @@ def run_python(tmp_path: Path):
         script.write_text(code)
         clean = {k: v for k, v in os.environ.items() if not k.startswith("GNNFAST") or k == "GNNFAST_ISA"}
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", str(script)], cwd=tmp_path, env=clean | (env or {}), capture_output=True, text=True, timeout=300
+            [sys.executable, "-W", "ignore", str(script)],
+            cwd=tmp_path,
+            env=clean | (env or {}),
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         if check:
             assert done.returncode == 0, done.stdout + done.stderr

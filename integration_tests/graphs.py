@@ -10,7 +10,9 @@ from torch import Tensor
 
 def _random(num_src: int, num_dst: int, num_edges: int, seed: int = 0) -> tuple[Tensor, int, int]:
     g = torch.Generator().manual_seed(seed)
-    edges = torch.stack([torch.randint(0, num_src, (num_edges,), generator=g), torch.randint(0, num_dst, (num_edges,), generator=g)])
+    edges = torch.stack(
+        [torch.randint(0, num_src, (num_edges,), generator=g), torch.randint(0, num_dst, (num_edges,), generator=g)]
+    )
     return edges, num_src, num_dst
 
 

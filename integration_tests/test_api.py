@@ -18,9 +18,21 @@ EDGES = torch.tensor([[0, 1, 2], [1, 2, 0]])
         (dict(x=torch.ones(3, 2, dtype=torch.complex64)), TypeError, "complex64; accepted are"),
         (dict(x=torch.ones(4, 2)), ValueError, r"x must have shape \[3, F\] or \[3, H, D\], got \[4, 2\]"),
         (dict(x=torch.ones(3)), ValueError, r"got \[3\]"),
-        (dict(x=torch.ones(3, 2), weight=torch.ones(4)), ValueError, r"weight must have shape \[3\] \(one value per edge\), got \[4\]"),
-        (dict(x=torch.ones(3, 2, 2), weight=torch.ones(3, 3)), ValueError, r"\[3\] or \[3, 2\] \(one value per edge\), got \[3, 3\]"),
-        (dict(x=torch.ones(3, 2), weight=torch.ones(3).double()), ValueError, "weight must be torch.float32 on cpu, as x is, got torch.float64"),
+        (
+            dict(x=torch.ones(3, 2), weight=torch.ones(4)),
+            ValueError,
+            r"weight must have shape \[3\] \(one value per edge\), got \[4\]",
+        ),
+        (
+            dict(x=torch.ones(3, 2, 2), weight=torch.ones(3, 3)),
+            ValueError,
+            r"\[3\] or \[3, 2\] \(one value per edge\), got \[3, 3\]",
+        ),
+        (
+            dict(x=torch.ones(3, 2), weight=torch.ones(3).double()),
+            ValueError,
+            "weight must be torch.float32 on cpu, as x is, got torch.float64",
+        ),
         (dict(x=torch.ones(3, 2), reduce="median"), ValueError, "reduce must be one of sum, mean, max, min, got 'median'"),
         (dict(x=torch.ones(3, 2), reduce="max", ties="last"), ValueError, "ties must be 'first' or 'even', got 'last'"),
         (dict(x=torch.ones(3, 2, device="meta")), ValueError, "x is on meta but the graph is on cpu"),
@@ -29,7 +41,7 @@ EDGES = torch.tensor([[0, 1, 2], [1, 2, 0]])
 )
 def test_spmm(arguments, error, message):
     with pytest.raises(error, match=message):
-        gnnfast.spmm(arguments.pop("graph", None) or Graph.from_edge_index(EDGES, 3), **arguments) if "graph" not in arguments else gnnfast.spmm(**arguments)
+        gnnfast.spmm(**({"graph": Graph.from_edge_index(EDGES, 3)} | arguments))
 
 
 def test_sddmm():

@@ -19,7 +19,10 @@ from gnnfast.graph import Cache, build_schedule, cache
 def test_formats(name, index_dtype, device):
     edge_index, num_src, num_dst = GRAPHS[name]()
     graph = Graph.from_edge_index(edge_index.to(device, index_dtype), (num_src, num_dst))
-    for csr, row, column, rows in ((graph.csr, edge_index[1], edge_index[0], num_dst), (graph.csc, edge_index[0], edge_index[1], num_src)):
+    for csr, row, column, rows in (
+        (graph.csr, edge_index[1], edge_index[0], num_dst),
+        (graph.csc, edge_index[0], edge_index[1], num_src),
+    ):
         order = row.argsort(stable=True)
         count = torch.bincount(row, minlength=rows)
         assert csr.rowptr.dtype == csr.col.dtype == torch.int32
@@ -86,9 +89,21 @@ def test_out_of_range(edges, message, use, device):
         (lambda: Graph.from_edge_index([[0], [1]]), TypeError, "must be a torch.Tensor, got list"),
         (lambda: Graph.from_edge_index(torch.zeros(2, 3, dtype=torch.long), -1), ValueError, "at least 0 and below .*, got -1"),
         (lambda: Graph.from_edge_index(torch.zeros(2, 3, dtype=torch.long), 2**31), ValueError, "below 2\\^31 - 1, got 2147483648"),
-        (lambda: Graph.from_csr(torch.tensor([0, 2, 1, 3]), torch.tensor([0, 1, 2])), ValueError, "must ascend from 0 to num_edges = 3"),
-        (lambda: Graph.from_csr(torch.tensor([0, 1, 4]), torch.tensor([0, 1, 2])), ValueError, "must ascend from 0 to num_edges = 3"),
-        (lambda: Graph.from_csr(torch.tensor([0, 1, 3]), torch.tensor([0, 1, 2])), IndexError, r"column index 2 is out of range \[0, 2\)"),
+        (
+            lambda: Graph.from_csr(torch.tensor([0, 2, 1, 3]), torch.tensor([0, 1, 2])),
+            ValueError,
+            "must ascend from 0 to num_edges = 3",
+        ),
+        (
+            lambda: Graph.from_csr(torch.tensor([0, 1, 4]), torch.tensor([0, 1, 2])),
+            ValueError,
+            "must ascend from 0 to num_edges = 3",
+        ),
+        (
+            lambda: Graph.from_csr(torch.tensor([0, 1, 3]), torch.tensor([0, 1, 2])),
+            IndexError,
+            r"column index 2 is out of range \[0, 2\)",
+        ),
     ],
 )
 def test_bad_input(make, error, message):

@@ -47,7 +47,11 @@ def test_import_order_dgl(before, run_python):
     shim = "from gnnfast.dgl.startup import _gnnfast_dgl_shim"
     code = "import gnnfast\n" + USE_DGL
     if not before:  # DGL alone cannot be imported on this torch, so gnnfast is switched on late
-        code = f"import gnnfast; gnnfast.disable()\n{shim}\n" + USE_DGL + "gnnfast.enable()\ndgl.ops.copy_u_sum(g, torch.randn(3, 4))\n"
+        code = (
+            f"import gnnfast; gnnfast.disable()\n{shim}\n"
+            + USE_DGL
+            + "gnnfast.enable()\ndgl.ops.copy_u_sum(g, torch.randn(3, 4))\n"
+        )
     assert places(run_python(code + SHOW)) == ["dgl copy_lhs.sum"]
 
 
@@ -168,7 +172,8 @@ def test_environment(env, expected, run_python):
 @has_pyg
 def test_kernel_and_log_variables(run_python):
     out = run_python(
-        "import gnnfast\n" + USE_PYG + "print({k[1] for k in gnnfast.report().kernels})", env={"GNNFAST_KERNEL": "gas", "GNNFAST_LOG": "debug"}
+        "import gnnfast\n" + USE_PYG + "print({k[1] for k in gnnfast.report().kernels})",
+        env={"GNNFAST_KERNEL": "gas", "GNNFAST_LOG": "debug"},
     )
     assert "{'gas mean'}" in out and "gnnfast: pyg SAGEConv: gas mean (kernel=gas is set)" in out
 
@@ -220,25 +225,42 @@ def test_broken_native_library(damage, reason, tmp_path, run_python):
     if damage == "corrupt":
         library.write_bytes(b"this is no shared library")
     env = {"PYTHONPATH": str(tmp_path / "broken")}
-    out = run_python("import gnnfast\n" + USE_PYG + "print(gnnfast.report().patches)\nfrom gnnfast.cli import main; print('STATUS', main(['doctor']))" + SHOW, env=env)
+    out = run_python(
+        "import gnnfast\n"
+        + USE_PYG
+        + "print(gnnfast.report().patches)\nfrom gnnfast.cli import main; print('STATUS', main(['doctor']))"
+        + SHOW,
+        env=env,
+    )
     assert places(out) == [] and reason in out and "STATUS 1" in out and "reinstall" in out
-    out = run_python("import gnnfast, torch\ng = gnnfast.Graph.from_edge_index(torch.tensor([[0], [0]]), 1)\ngnnfast.spmm(g, torch.ones(1, 1))", check=False, env=env)
+    out = run_python(
+        "import gnnfast, torch\ng = gnnfast.Graph.from_edge_index(torch.tensor([[0], [0]]), 1)\ngnnfast.spmm(g, torch.ones(1, 1))",
+        check=False,
+        env=env,
+    )
     assert "RuntimeError: gnnfast has no kernels for cpu" in out
 
 
 def test_old_torch(run_python):
-    out = run_python("import torch\ntorch.__version__ = '2.9.1+cpu'\nimport gnnfast\nfrom gnnfast import _native\nprint(_native.cpu.reason)")
+    out = run_python(
+        "import torch\ntorch.__version__ = '2.9.1+cpu'\nimport gnnfast\nfrom gnnfast import _native\nprint(_native.cpu.reason)"
+    )
     assert "torch 2.9.1+cpu is older than 2.10" in out
 
 
 @has_pyg
 def test_unknown_pyg_is_left_alone(run_python):
-    out = run_python("""
+    out = run_python(
+        """
 import gnnfast
 from gnnfast.pyg import install
 install.TEMPLATES['propagate.jinja'] = ('0' * 12,)
 install.PATCHES = tuple(install.dataclasses.replace(p, known=('0' * 12,)) for p in install.PATCHES)
-""" + USE_PYG + "print(gnnfast.report().patches)\nfrom gnnfast.cli import main; print('STATUS', main(['doctor']))" + SHOW)
+"""
+        + USE_PYG
+        + "print(gnnfast.report().patches)\nfrom gnnfast.cli import main; print('STATUS', main(['doctor']))"
+        + SHOW
+    )
     assert places(out) == [] and "left alone: propagate.jinja has fingerprint" in out and "STATUS 1" in out
 
 

@@ -2,8 +2,8 @@
 #include <torch/csrc/stable/library.h>
 
 // A matrix in CSR and its transpose, which only the autograd formulas read; see common/csr.h.
-#define GNNFAST_GRAPH                                                              \
-  "Tensor rowptr, Tensor col, Tensor? perm, Tensor? schedule, int num_pieces, "    \
+#define GNNFAST_GRAPH                                                           \
+  "Tensor rowptr, Tensor col, Tensor? perm, Tensor? schedule, int num_pieces, " \
   "Tensor? rowptr_t, Tensor? col_t, Tensor? perm_t, Tensor? schedule_t, int num_pieces_t"
 
 STABLE_TORCH_LIBRARY(gnnfast, m) {

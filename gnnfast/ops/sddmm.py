@@ -23,7 +23,7 @@ def _(*args: Any) -> Tensor:
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    graph, (a, b, heads, *rest) = inputs[:GRAPH_ARGS], inputs[GRAPH_ARGS:]
+    graph, (a, b, _, *rest) = inputs[:GRAPH_ARGS], inputs[GRAPH_ARGS:]
     save(ctx, tuple(graph), a, b, *rest)
 
 

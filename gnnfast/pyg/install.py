@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import sys
 from collections.abc import Callable
-
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -43,14 +43,13 @@ PATCHES = (
 TEMPLATES = {"propagate.jinja": ("b0c6eb39a67b",), "collect.jinja": ("7a42629d53c3",)}
 
 
-
 def install(module: ModuleType, patches: Patches) -> None:
     """Patches one of PyG's modules, which has just been or was long ago imported."""
     if module.__name__ == MESSAGE_PASSING:
-        _guard("propagate", lambda: _install_propagate(module, patches))
+        _guard("propagate", functools.partial(_install_propagate, module, patches))
     for patch in PATCHES:
         if patch.module == module.__name__:
-            _guard(patch.name, lambda patch=patch: _install_function(module, patch, patches))
+            _guard(patch.name, functools.partial(_install_function, module, patch, patches))
 
 
 def _guard(name: str, action: Callable[[], None]) -> None:
@@ -101,7 +100,5 @@ def _patch_template(made: Any, patches: Patches) -> None:
 
 
 def _subclasses(cls: type) -> set[type]:
-    found = {cls}
-    for sub in cls.__subclasses__():
-        found |= _subclasses(sub)
-    return found
+    found: set[type] = {cls}
+    return found.union(*map(_subclasses, cls.__subclasses__()))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.aggregate import FEATURE_DTYPES, aggregate, choose
+from gnnfast.aggregate import FEATURE_DTYPES, aggregate
 from gnnfast.graph import INDEX_DTYPES, Graph, cache
 from gnnfast.pyg import guards
 from gnnfast.pyg.messages import Message, recognise
@@ -106,7 +106,12 @@ def _reduction(module: Any) -> str:
     reduce = _REDUCE.get(type(aggregation))
     if reduce is None:
         raise Fallback(f"the aggregation is {type(aggregation).__name__}")
-    if aggregation._forward_hooks or aggregation._forward_pre_hooks or aggregation._backward_hooks or "forward" in vars(aggregation):
+    if (
+        aggregation._forward_hooks
+        or aggregation._forward_pre_hooks
+        or aggregation._backward_hooks
+        or "forward" in vars(aggregation)
+    ):
         raise Fallback("hooks are registered on the aggregation")
     if torch.nn.modules.module._has_any_global_hook():
         raise Fallback("global module hooks are registered")

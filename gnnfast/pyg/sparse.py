@@ -83,15 +83,17 @@ def _torch_sparse(src: Tensor, other: Tensor, reduce: str) -> Tensor:
     coo, csc = src.layout is torch.sparse_coo, src.layout is torch.sparse_csc
     if coo or (csc and not other.requires_grad):
         warnings.warn(
-            f"Converting sparse tensor to CSR format (got '{src.layout}'); gnnfast keeps the result while the tensor lives. A tensor "
-            f"in CSR format needs no conversion.",
+            f"Converting sparse tensor to CSR format (got '{src.layout}'); gnnfast keeps the result while the tensor lives. A "
+            f"tensor in CSR format needs no conversion.",
             stacklevel=4,
         )
     rows, cols = src.shape
     if coo:
         indices = src._indices()
         key = (indices[0], indices[1])
-        graph = cache.get((src,), ("sparse_coo", indices._version), lambda: Graph.from_coo(key[1].clone(), key[0].clone(), cols, rows))
+        graph = cache.get(
+            (src,), ("sparse_coo", indices._version), lambda: Graph.from_coo(key[1].clone(), key[0].clone(), cols, rows)
+        )
         values = src._values()
     elif csc:
         # CSC of the matrix is compressed by column, and columns are sources.

@@ -104,7 +104,12 @@ def test_update_all(name, reduce, kernel):
             return g.dstdata["o"]
 
     with gnnfast.override(kernel=kernel):
-        for f, leaves in ((copy_u, (x,)), (u_mul_e, (x, w)), (u_mul_e, (x[:, 0], w[:, 0])), (u_mul_e, (x, torch.rand(g.num_edges(), F)))):
+        for f, leaves in (
+            (copy_u, (x,)),
+            (u_mul_e, (x, w)),
+            (u_mul_e, (x[:, 0], w[:, 0])),
+            (u_mul_e, (x, torch.rand(g.num_edges(), F))),
+        ):
             if g.num_edges() == 0 and reduce in ("max", "min"):
                 gnnfast.disable()
                 expected = f(*leaves)

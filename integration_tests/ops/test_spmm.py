@@ -80,7 +80,12 @@ def test_wide_features(device):
 def test_non_contiguous_and_broadcast(device):
     edge_index, graph, _, _ = _inputs("random", (1, 8), None, torch.float32, device)
     wide = torch.randn(30, 64, device=device)
-    for x in (wide[:, ::3], wide[:, 5:21], torch.randn(16, 30, device=device).t(), torch.randn(1, 16, device=device).expand(30, 16)):
+    for x in (
+        wide[:, ::3],
+        wide[:, 5:21],
+        torch.randn(16, 30, device=device).t(),
+        torch.randn(1, 16, device=device).expand(30, 16),
+    ):
         out = gnnfast.spmm(graph, x)
         assert relative_error(out, reference_spmm(edge_index, 30, x.unsqueeze(1), None, "sum").squeeze(1)) < 1e-6
     w = torch.randn(400, device=device)[::2]
@@ -88,7 +93,9 @@ def test_non_contiguous_and_broadcast(device):
     assert relative_error(out, reference_spmm(edge_index, 30, wide.unsqueeze(1), w, "sum").squeeze(1)) < 1e-5
     # A slice that starts off a 16-byte boundary.
     flat = torch.randn(30 * 16 + 1, device=device)[1:].view(30, 16)
-    assert relative_error(gnnfast.spmm(graph, flat), reference_spmm(edge_index, 30, flat.unsqueeze(1), None, "sum").squeeze(1)) < 1e-6
+    assert (
+        relative_error(gnnfast.spmm(graph, flat), reference_spmm(edge_index, 30, flat.unsqueeze(1), None, "sum").squeeze(1)) < 1e-6
+    )
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
@@ -128,7 +135,9 @@ def test_weight_gradient_widths(kernel, heads, dtype, width, device):
     edge_index, graph, x, w = _inputs("hub", (heads, width // heads), "head", dtype, device)
     grad = torch.randn(graph.num_dst, heads, width // heads, dtype=torch.float64).to(device, dtype)
     exact = torch.autograd.grad(
-        reference_spmm(edge_index, graph.num_dst, xd := x.double().requires_grad_(), wd := w.double().requires_grad_(), "sum"), (wd, xd), grad.double()
+        reference_spmm(edge_index, graph.num_dst, xd := x.double().requires_grad_(), wd := w.double().requires_grad_(), "sum"),
+        (wd, xd),
+        grad.double(),
     )
     for operands in ((w, x), (w,)):
         for t in (w, x):
@@ -171,7 +180,7 @@ def test_gradcheck(reduce, weight, kernel, ties, device):
 
 
 def test_deterministic_mode_is_deterministic(device):
-    edge_index, graph, x, w = _inputs("hub", (1, 32), "scalar", torch.float32, device)
+    edge_index, _, x, w = _inputs("hub", (1, 32), "scalar", torch.float32, device)
     torch.use_deterministic_algorithms(True)
     try:
         results = []
@@ -194,7 +203,7 @@ def _op_samples(device):
     x, g = x.view(50, 16), torch.randn(40, 16, device=device)
     back = (*args[5:], *args[:5])
     ops = torch.ops.gnnfast
-    out, count = ops.spmm_max(*args, w, x, False, 2, 0.0)
+    out, _ = ops.spmm_max(*args, w, x, False, 2, 0.0)
     _, first = ops.spmm_max(*args, w, x, False, 1, 0.0)
     xg, wg, gg = x.clone().requires_grad_(), w.clone().requires_grad_(), g.clone().requires_grad_()
     return [

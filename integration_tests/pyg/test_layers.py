@@ -47,7 +47,18 @@ LAYERS = {
     "MFConv": lambda: nn.MFConv(F, 5),
     "WLConvContinuous": lambda: nn.WLConvContinuous(),
 }
-WEIGHTED = ["GCNConv", "GCNConv no loops", "GCNConv not normalised", "GraphConv", "SGConv", "TAGConv", "APPNP", "LGConv", "GatedGraphConv", "ARMAConv"]
+WEIGHTED = [
+    "GCNConv",
+    "GCNConv no loops",
+    "GCNConv not normalised",
+    "GraphConv",
+    "SGConv",
+    "TAGConv",
+    "APPNP",
+    "LGConv",
+    "GatedGraphConv",
+    "ARMAConv",
+]
 
 
 class _WithInitial(torch.nn.Module):
@@ -144,7 +155,12 @@ def test_layouts(index_dtype, device):
     edge_index, n, _ = GRAPHS["random"]()
     pairs = edge_index.to(device, index_dtype).t().contiguous().t()  # columns side by side: rows of edge_index are strided
     wide = torch.randn(n, 4 * F, device=device)
-    for x in (wide[:, ::4], wide[:, 3 : 3 + F], torch.randn(F, n, device=device).t(), torch.randn(1, F, device=device).expand(n, F)):
+    for x in (
+        wide[:, ::4],
+        wide[:, 3 : 3 + F],
+        torch.randn(F, n, device=device).t(),
+        torch.randn(1, F, device=device).expand(n, F),
+    ):
         assert not compare(nn.SAGEConv(F, 5), x, pairs).fallbacks
 
 

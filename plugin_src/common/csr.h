@@ -6,9 +6,9 @@
 namespace gnnfast {
 
 // Every CSR op takes the matrix it runs over and, for the autograd formulas in Python, its transpose, which kernels ignore.
-#define GNNFAST_GRAPH_PARAMS                                                                                           \
-  const Tensor &rowptr, const Tensor &col, const OptTensor &perm, const OptTensor &schedule, int64_t num_pieces,       \
-      const OptTensor & /*rowptr_t*/, const OptTensor & /*col_t*/, const OptTensor & /*perm_t*/,                       \
+#define GNNFAST_GRAPH_PARAMS                                                                                     \
+  const Tensor &rowptr, const Tensor &col, const OptTensor &perm, const OptTensor &schedule, int64_t num_pieces, \
+      const OptTensor & /*rowptr_t*/, const OptTensor & /*col_t*/, const OptTensor & /*perm_t*/,                 \
       const OptTensor & /*schedule_t*/, int64_t /*num_pieces_t*/
 
 inline Csr check_csr(const Tensor& rowptr, const Tensor& col, const OptTensor& perm, const OptTensor& schedule,

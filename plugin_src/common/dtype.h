@@ -10,10 +10,14 @@ inline ScalarType acc_dtype(ScalarType t) { return t == ScalarType::Double ? Sca
 
 inline DType dtype_of(const char* name, const Tensor& t) {
   switch (t.scalar_type()) {
-    case ScalarType::Float: return kFloat;
-    case ScalarType::Double: return kDouble;
-    case ScalarType::Half: return kHalf;
-    case ScalarType::BFloat16: return kBFloat16;
+    case ScalarType::Float:
+      return kFloat;
+    case ScalarType::Double:
+      return kDouble;
+    case ScalarType::Half:
+      return kHalf;
+    case ScalarType::BFloat16:
+      return kBFloat16;
     default:
       STD_TORCH_CHECK(false, "gnnfast: ", name, " has dtype ", torch::headeronly::toString(t.scalar_type()),
                       "; accepted are float32, float64, float16 and bfloat16");
@@ -24,8 +28,10 @@ inline DType dtype_of(const char* name, const Tensor& t) {
 template <class F>
 void dispatch_index(const char* name, ScalarType dtype, F&& f) {
   switch (dtype) {
-    case ScalarType::Int: return f(Type<int32_t>{});
-    case ScalarType::Long: return f(Type<int64_t>{});
+    case ScalarType::Int:
+      return f(Type<int32_t>{});
+    case ScalarType::Long:
+      return f(Type<int64_t>{});
     default:
       STD_TORCH_CHECK(false, "gnnfast: ", name, " has dtype ", torch::headeronly::toString(dtype),
                       "; accepted are int32 and int64");

@@ -27,16 +27,17 @@ inline Isa isa() {
   return found;
 }
 
-inline const char* isa_name() {
-  return isa() == Isa::kAvx512 ? "avx512" : isa() == Isa::kAvx2 ? "avx2" : "baseline";
-}
+inline const char* isa_name() { return isa() == Isa::kAvx512 ? "avx512" : isa() == Isa::kAvx2 ? "avx2" : "baseline"; }
 
 #if defined(GNNFAST_X86)
-#define GNNFAST_CALL_ISA(function, ...)                     \
-  switch (isa()) {                                          \
-    case Isa::kAvx512: return avx512::function(__VA_ARGS__); \
-    case Isa::kAvx2: return avx2::function(__VA_ARGS__);     \
-    default: return baseline::function(__VA_ARGS__);         \
+#define GNNFAST_CALL_ISA(function, ...)       \
+  switch (isa()) {                            \
+    case Isa::kAvx512:                        \
+      return avx512::function(__VA_ARGS__);   \
+    case Isa::kAvx2:                          \
+      return avx2::function(__VA_ARGS__);     \
+    default:                                  \
+      return baseline::function(__VA_ARGS__); \
   }
 #else
 #define GNNFAST_CALL_ISA(function, ...) return baseline::function(__VA_ARGS__)

@@ -152,10 +152,14 @@ inline acc_t<T> dot(const T* a, const T* b, int64_t n) {
 template <class F>
 inline void dispatch_dtype(DType dtype, const F& f) {
   switch (dtype) {
-    case kFloat: return f(Type<float>{});
-    case kDouble: return f(Type<double>{});
-    case kHalf: return f(Type<half_t>{});
-    case kBFloat16: return f(Type<bf16_t>{});
+    case kFloat:
+      return f(Type<float>{});
+    case kDouble:
+      return f(Type<double>{});
+    case kHalf:
+      return f(Type<half_t>{});
+    case kBFloat16:
+      return f(Type<bf16_t>{});
   }
 }
 

@@ -1,5 +1,5 @@
-// Plain types that kernels see. Nothing of torch is included here: the CPU kernels are compiled once per instruction set, and an
-// inline function of a library compiled that way could be the copy the linker keeps for machines that lack the instructions.
+// Plain types that kernels see. Nothing of torch is included here: the CPU kernels are compiled once per instruction set, and
+// an inline function of a library compiled that way could be the copy the linker keeps for machines that lack the instructions.
 #pragma once
 
 #include <cstdint>

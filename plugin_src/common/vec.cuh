@@ -15,10 +15,14 @@ constexpr int kVec = 16 / sizeof(T);
 template <class F>
 void dispatch_cuda(DType dtype, const F& f) {
   switch (dtype) {
-    case kFloat: return f(Type<float>{});
-    case kDouble: return f(Type<double>{});
-    case kHalf: return f(Type<__half>{});
-    case kBFloat16: return f(Type<__nv_bfloat16>{});
+    case kFloat:
+      return f(Type<float>{});
+    case kDouble:
+      return f(Type<double>{});
+    case kHalf:
+      return f(Type<__half>{});
+    case kBFloat16:
+      return f(Type<__nv_bfloat16>{});
   }
 }
 

@@ -33,17 +33,17 @@ inline CooArgs check_coo_input(const Tensor& row, const Tensor& column, int64_t 
   STD_TORCH_CHECK(num_rows >= 0 && num_cols >= 0, "gnnfast: the number of nodes must not be negative, got ", num_rows, " and ",
                   num_cols);
   STD_TORCH_CHECK(row.size(0) < kMaxIndex && num_rows < kMaxIndex && num_cols < kMaxIndex,
-                  "gnnfast: graphs of 2^31 - 1 or more nodes or edges are not supported, got ", row.size(0), " edges, ", num_rows,
-                  " rows, ", num_cols, " columns");
+                  "gnnfast: graphs of 2^31 - 1 or more nodes or edges are not supported, got ", row.size(0), " edges, ",
+                  num_rows, " rows, ", num_cols, " columns");
   return {row.const_data_ptr(), column.const_data_ptr(), row.scalar_type(), row.size(0), num_rows, num_cols};
 }
 
 inline void check_bounds(const Bounds& b, const CooArgs& args) {
   if (args.num_edges == 0) return;
-  STD_TORCH_CHECK(b.row_min >= 0 && b.row_max < args.num_rows, "gnnfast: row index ",
-                  b.row_min < 0 ? b.row_min : b.row_max, " is out of range [0, ", args.num_rows, ")");
-  STD_TORCH_CHECK(b.col_min >= 0 && b.col_max < args.num_cols, "gnnfast: column index ",
-                  b.col_min < 0 ? b.col_min : b.col_max, " is out of range [0, ", args.num_cols, ")");
+  STD_TORCH_CHECK(b.row_min >= 0 && b.row_max < args.num_rows, "gnnfast: row index ", b.row_min < 0 ? b.row_min : b.row_max,
+                  " is out of range [0, ", args.num_rows, ")");
+  STD_TORCH_CHECK(b.col_min >= 0 && b.col_max < args.num_cols, "gnnfast: column index ", b.col_min < 0 ? b.col_min : b.col_max,
+                  " is out of range [0, ", args.num_cols, ")");
 }
 
 }  // namespace gnnfast

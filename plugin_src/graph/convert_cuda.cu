@@ -45,9 +45,8 @@ Bounds find_bounds(const CooArgs& p, const Tensor& ref, cudaStream_t stream) {
   long long* data = reinterpret_cast<long long*>(found.mutable_data_ptr<int64_t>());
   init_bounds_kernel<<<1, 1, 0, stream>>>(data);
   const unsigned grid = static_cast<unsigned>(std::min<int64_t>(blocks_for(p.num_edges), 2048));
-  dispatch_index("edge_index", p.index, [&](auto type) {
-    bounds_kernel<typename decltype(type)::type><<<grid, kBlock, 0, stream>>>(p, data);
-  });
+  dispatch_index("edge_index", p.index,
+                 [&](auto type) { bounds_kernel<typename decltype(type)::type><<<grid, kBlock, 0, stream>>>(p, data); });
   STD_CUDA_KERNEL_LAUNCH_CHECK();
   Bounds b{};
   STD_CUDA_CHECK(cudaMemcpyAsync(&b, data, sizeof(b), cudaMemcpyDeviceToHost, stream));
@@ -65,8 +64,8 @@ __global__ void __launch_bounds__(kBlock) keys_kernel(const CooArgs p, int32_t* 
 
 // From the sorted rows: where each row begins, and the columns in that order.
 template <class I>
-__global__ void __launch_bounds__(kBlock) fill_kernel(const CooArgs p, const int32_t* key, const int32_t* perm, int32_t* rowptr,
-                                                     int32_t* col) {
+__global__ void __launch_bounds__(kBlock)
+    fill_kernel(const CooArgs p, const int32_t* key, const int32_t* perm, int32_t* rowptr, int32_t* col) {
   const int64_t e = int64_t{blockIdx.x} * kBlock + threadIdx.x;
   if (e > p.num_edges) return;
   auto row_at = [&](int64_t i) { return key ? int64_t{key[i]} : static_cast<int64_t>(static_cast<const I*>(p.row)[i]); };

@@ -22,9 +22,8 @@ inline void check_heads(int64_t heads, int64_t width) {
 }
 
 template <class Device>
-Tensor sddmm(GNNFAST_GRAPH_PARAMS,
-             const Tensor& a_, const Tensor& b_, int64_t heads, const OptTensor& weight_, const OptTensor& value_,
-             const OptTensor& arg) {
+Tensor sddmm(GNNFAST_GRAPH_PARAMS, const Tensor& a_, const Tensor& b_, int64_t heads, const OptTensor& weight_,
+             const OptTensor& value_, const OptTensor& arg) {
   const Tensor a = check_features("a", a_, rowptr.numel() - 1), b = check_features("b", b_, -1);
   check_dtype("b", b, a.scalar_type());
   check_size("b", b, 1, a.size(1));
@@ -36,7 +35,8 @@ Tensor sddmm(GNNFAST_GRAPH_PARAMS,
   const Tensor value = value_ ? check_features("value", *value_, a.size(0)) : a;
   const Tensor weight = weight_ ? torch::stable::contiguous(*weight_) : out;
   STD_TORCH_CHECK(!value_ || weight_, "gnnfast: sddmm with value needs the weight");
-  STD_TORCH_CHECK(weight.numel() == out.numel(), "gnnfast: weight of shape ", shape_str(weight), " does not fit ", heads, " heads");
+  STD_TORCH_CHECK(weight.numel() == out.numel(), "gnnfast: weight of shape ", shape_str(weight), " does not fit ", heads,
+                  " heads");
   args.value = value.const_data_ptr();
   args.weight = weight.const_data_ptr();
   args.arg = check_index("arg", arg, a);

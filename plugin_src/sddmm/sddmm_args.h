@@ -14,10 +14,10 @@ namespace gnnfast {
 enum SddmmOp : int { kDot, kDotWhereEqual, kDotWhereFirst };
 
 struct SddmmArgs {
-  Csr m;              // CSR; when m.rowptr is null, COO:
-  const void* row;    // [E], int32 or int64
-  const void* column; // [E]
-  bool index64;       // row and column are int64
+  Csr m;               // CSR; when m.rowptr is null, COO:
+  const void* row;     // [E], int32 or int64
+  const void* column;  // [E]
+  bool index64;        // row and column are int64
   SddmmOp op;
   int64_t width, heads;  // F, H
   const void* a;         // [num_rows, F]

@@ -1,6 +1,6 @@
 // CPU SDDMM: a vectorised dot product per edge and head.
-#include "common/simd.h"
 #include "sddmm_cpu_kernel.h"
+#include "common/simd.h"
 
 namespace gnnfast::GNNFAST_ISA {
 namespace {
@@ -44,9 +44,12 @@ void sddmm_rows(const SddmmArgs& p, DType dtype, int64_t row_begin, int64_t row_
   dispatch_dtype(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     switch (p.op) {
-      case kDot: return dot_rows<T, kDot>(p, row_begin, row_end);
-      case kDotWhereEqual: return dot_rows<T, kDotWhereEqual>(p, row_begin, row_end);
-      case kDotWhereFirst: return dot_rows<T, kDotWhereFirst>(p, row_begin, row_end);
+      case kDot:
+        return dot_rows<T, kDot>(p, row_begin, row_end);
+      case kDotWhereEqual:
+        return dot_rows<T, kDotWhereEqual>(p, row_begin, row_end);
+      case kDotWhereFirst:
+        return dot_rows<T, kDotWhereFirst>(p, row_begin, row_end);
     }
   });
 }

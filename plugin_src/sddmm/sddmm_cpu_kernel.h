@@ -4,9 +4,9 @@
 #include "sddmm_args.h"
 
 namespace gnnfast {
-#define GNNFAST_DECLARE(ISA) \
-  namespace ISA {            \
-  void sddmm_rows(const SddmmArgs& args, DType dtype, int64_t row_begin, int64_t row_end);   \
+#define GNNFAST_DECLARE(ISA)                                                                  \
+  namespace ISA {                                                                             \
+  void sddmm_rows(const SddmmArgs& args, DType dtype, int64_t row_begin, int64_t row_end);    \
   void sddmm_edges(const SddmmArgs& args, DType dtype, int64_t edge_begin, int64_t edge_end); \
   }
 GNNFAST_DECLARE(baseline)

@@ -14,7 +14,8 @@ template <class T, int OP, int VEC>
 __device__ inline acc_t<T> dot_partial(const SddmmArgs& p, int64_t row, int64_t column, int64_t edge, int64_t head, int t,
                                        int lanes) {
   using A = acc_t<T>;
-  const int64_t segment = p.width / p.heads, row_at = row * p.width + head * segment, col_at = column * p.width + head * segment;
+  const int64_t segment = p.width / p.heads, row_at = row * p.width + head * segment,
+                col_at = column * p.width + head * segment;
   const T *a = static_cast<const T*>(p.a) + row_at, *b = static_cast<const T*>(p.b) + col_at;
   A sum = 0;
   for (int64_t f = int64_t{t} * VEC; f < segment; f += int64_t{lanes} * VEC) {

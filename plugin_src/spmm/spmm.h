@@ -16,11 +16,12 @@ inline OptTensor check_weight(SpmmArgs& args, const OptTensor& weight, const Ten
   Tensor w = torch::stable::contiguous(*weight);
   check_dtype("weight", w, x.scalar_type());
   check_same_device("weight", w, x);
-  STD_TORCH_CHECK(w.dim() == 1 || w.dim() == 2, "gnnfast: weight must be [num_edges] or [num_edges, heads], got ", shape_str(w));
+  STD_TORCH_CHECK(w.dim() == 1 || w.dim() == 2, "gnnfast: weight must be [num_edges] or [num_edges, heads], got ",
+                  shape_str(w));
   check_size("weight", w, 0, args.a.num_edges);
   args.heads = w.dim() == 2 ? w.size(1) : 1;
-  STD_TORCH_CHECK(args.heads > 0 && args.width % args.heads == 0, "gnnfast: weight of shape ", shape_str(w), " has ", args.heads,
-                  " heads, which do not divide the ", args.width, " features");
+  STD_TORCH_CHECK(args.heads > 0 && args.width % args.heads == 0, "gnnfast: weight of shape ", shape_str(w), " has ",
+                  args.heads, " heads, which do not divide the ", args.width, " features");
   args.mode = args.heads > 1 && args.heads == args.width ? kElementWeight : kHeadWeight;
   args.weight = w.const_data_ptr();
   return w;
@@ -31,8 +32,7 @@ inline Tensor empty_like_rows(const Tensor& x, int64_t rows, ScalarType dtype) {
 }
 
 template <class Device>
-Tensor spmm(GNNFAST_GRAPH_PARAMS,
-            const OptTensor& weight, const OptTensor& /*weight_t*/, const Tensor& x_, bool mean) {
+Tensor spmm(GNNFAST_GRAPH_PARAMS, const OptTensor& weight, const OptTensor& /*weight_t*/, const Tensor& x_, bool mean) {
   const Tensor x = check_features("x", x_, -1);
   SpmmArgs args{};
   args.a = check_csr(rowptr, col, perm, schedule, num_pieces, x);
@@ -69,9 +69,8 @@ std::tuple<Tensor, Tensor> spmm_max(GNNFAST_GRAPH_PARAMS, const OptTensor& weigh
 
 // Gradient of spmm_max for x, over the transposed matrix: `value` [num_cols, F] gives kSumWhereEqual, `arg` kSumWhereFirst.
 template <class Device>
-Tensor spmm_where(GNNFAST_GRAPH_PARAMS,
-                  const OptTensor& weight, const Tensor& self_, const Tensor& grad_, const OptTensor& value_,
-                  const OptTensor& arg) {
+Tensor spmm_where(GNNFAST_GRAPH_PARAMS, const OptTensor& weight, const Tensor& self_, const Tensor& grad_,
+                  const OptTensor& value_, const OptTensor& arg) {
   const Tensor grad = check_features("grad", grad_, -1);
   const Tensor self = check_features("self", self_, rowptr.numel() - 1);
   STD_TORCH_CHECK(value_.has_value() != arg.has_value(), "gnnfast: exactly one of value and arg is needed");
@@ -93,8 +92,7 @@ Tensor spmm_where(GNNFAST_GRAPH_PARAMS,
 // Both gradients of spmm (sum) over the transposed matrix: out = A^T(weight) grad and dot[e, h] = <self[row], grad[col]>, the
 // gradient for the weights. One gather where the device can fuse them, else SpMM and SDDMM.
 template <class Device>
-std::tuple<Tensor, Tensor> spmm_backward(GNNFAST_GRAPH_PARAMS, const Tensor& weight,
-                                         const Tensor& self_, const Tensor& grad_) {
+std::tuple<Tensor, Tensor> spmm_backward(GNNFAST_GRAPH_PARAMS, const Tensor& weight, const Tensor& self_, const Tensor& grad_) {
   const Tensor grad = check_features("grad", grad_, -1);
   const Tensor self = check_features("self", self_, rowptr.numel() - 1);
   check_dtype("self", self, grad.scalar_type());

@@ -9,9 +9,8 @@ namespace gnnfast {
 
 void Cpu::spmm(const SpmmArgs& args, const Tensor& x) {
   const DType dtype = dtype_of("x", x);
-  parallel_rows(args.a.rowptr, args.a.num_rows, args.width, [&](int64_t begin, int64_t end) {
-    GNNFAST_CALL_ISA(spmm_rows, args, dtype, begin, end);
-  });
+  parallel_rows(args.a.rowptr, args.a.num_rows, args.width,
+                [&](int64_t begin, int64_t end) { GNNFAST_CALL_ISA(spmm_rows, args, dtype, begin, end); });
 }
 
 bool Cpu::can_fuse_dot(const SpmmArgs&, ScalarType) { return true; }

@@ -1,8 +1,9 @@
 // CPU SpMM. Forward reductions keep a block of features of one output row in registers and walk the row's edges once per block;
-// products and sums are rounded separately and in edge order (the file is compiled without contraction to FMA), so that float and
-// double results equal a sequential scatter bit for bit. Backward reductions walk a row's edges once and add into a row buffer.
-#include "common/simd.h"
+// products and sums are rounded separately and in edge order (the file is compiled without contraction to FMA), so that float
+// and double results equal a sequential scatter bit for bit. Backward reductions walk a row's edges once and add into a row
+// buffer.
 #include "spmm_cpu_kernel.h"
+#include "common/simd.h"
 
 namespace gnnfast::GNNFAST_ISA {
 namespace {
@@ -117,8 +118,7 @@ void backward_rows(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
         const int64_t end = f + segment;
         if constexpr (OP == kSumAndDot) {
           store(static_cast<T*>(p.dot) + id * heads + h, dot(self + f, x + source + f, segment));
-          for (; f + L <= end; f += L)
-            store_vector<L>(acc + f, load_vector<L>(acc + f) + w * load_vector<L>(x + source + f));
+          for (; f + L <= end; f += L) store_vector<L>(acc + f, load_vector<L>(acc + f) + w * load_vector<L>(x + source + f));
         }
         for (; f < end; ++f) {
           bool taken = true;
@@ -143,9 +143,12 @@ void dispatch_weight(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
     return backward_rows<T, OP, kHeadWeight>(p, row_begin, row_end);
   } else {
     switch (p.mode) {
-      case kNoWeight: return reduce_rows<T, OP, kNoWeight>(p, row_begin, row_end);
-      case kHeadWeight: return reduce_rows<T, OP, kHeadWeight>(p, row_begin, row_end);
-      case kElementWeight: return reduce_rows<T, OP, kElementWeight>(p, row_begin, row_end);
+      case kNoWeight:
+        return reduce_rows<T, OP, kNoWeight>(p, row_begin, row_end);
+      case kHeadWeight:
+        return reduce_rows<T, OP, kHeadWeight>(p, row_begin, row_end);
+      case kElementWeight:
+        return reduce_rows<T, OP, kElementWeight>(p, row_begin, row_end);
     }
   }
 }
@@ -156,13 +159,20 @@ void spmm_rows(const SpmmArgs& p, DType dtype, int64_t row_begin, int64_t row_en
   dispatch_dtype(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     switch (p.op) {
-      case kSum: return dispatch_weight<T, kSum>(p, row_begin, row_end);
-      case kMax: return dispatch_weight<T, kMax>(p, row_begin, row_end);
-      case kMaxFirst: return dispatch_weight<T, kMaxFirst>(p, row_begin, row_end);
-      case kMaxCount: return dispatch_weight<T, kMaxCount>(p, row_begin, row_end);
-      case kSumWhereEqual: return dispatch_weight<T, kSumWhereEqual>(p, row_begin, row_end);
-      case kSumWhereFirst: return dispatch_weight<T, kSumWhereFirst>(p, row_begin, row_end);
-      case kSumAndDot: return dispatch_weight<T, kSumAndDot>(p, row_begin, row_end);
+      case kSum:
+        return dispatch_weight<T, kSum>(p, row_begin, row_end);
+      case kMax:
+        return dispatch_weight<T, kMax>(p, row_begin, row_end);
+      case kMaxFirst:
+        return dispatch_weight<T, kMaxFirst>(p, row_begin, row_end);
+      case kMaxCount:
+        return dispatch_weight<T, kMaxCount>(p, row_begin, row_end);
+      case kSumWhereEqual:
+        return dispatch_weight<T, kSumWhereEqual>(p, row_begin, row_end);
+      case kSumWhereFirst:
+        return dispatch_weight<T, kSumWhereFirst>(p, row_begin, row_end);
+      case kSumAndDot:
+        return dispatch_weight<T, kSumAndDot>(p, row_begin, row_end);
     }
   });
 }

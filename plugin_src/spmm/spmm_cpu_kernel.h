@@ -4,8 +4,8 @@
 #include "spmm_args.h"
 
 namespace gnnfast {
-#define GNNFAST_DECLARE(ISA) \
-  namespace ISA {            \
+#define GNNFAST_DECLARE(ISA)                                                             \
+  namespace ISA {                                                                        \
   void spmm_rows(const SpmmArgs& args, DType dtype, int64_t row_begin, int64_t row_end); \
   }
 GNNFAST_DECLARE(baseline)

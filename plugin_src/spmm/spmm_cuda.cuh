@@ -1,8 +1,8 @@
-// CUDA SpMM over CSR. A warp owns one work item of the schedule: a row, or a piece of a long row. Its lanes are split into 32 / TPR
-// groups; a group covers TPR * VEC features with 16-byte loads and the groups take the item's edges in turn. Column ids, edge ids
-// and scalar weights of 32 edges are read at once and passed by shuffle, so that up to 8 gathers a lane are in flight. The groups'
-// results are combined by shuffle and stored once: no memset, no atomics. Pieces of long rows go to a workspace, which a second,
-// small kernel combines in the order of the edges, so results do not vary from run to run.
+// CUDA SpMM over CSR. A warp owns one work item of the schedule: a row, or a piece of a long row. Its lanes are split into 32 /
+// TPR groups; a group covers TPR * VEC features with 16-byte loads and the groups take the item's edges in turn. Column ids,
+// edge ids and scalar weights of 32 edges are read at once and passed by shuffle, so that up to 8 gathers a lane are in flight.
+// The groups' results are combined by shuffle and stored once: no memset, no atomics. Pieces of long rows go to a workspace,
+// which a second, small kernel combines in the order of the edges, so results do not vary from run to run.
 //
 // Bytes that must move, per edge: 4 (col) + 4 (perm, with weights) + sizeof(weight) + F * sizeof(T) (gather, the bulk).
 #pragma once
@@ -284,13 +284,20 @@ void launch_weight(const SpmmArgs& p, const Pieces& pieces, cudaStream_t stream)
 template <class T>
 void launch_op(const SpmmArgs& p, const Pieces& pieces, cudaStream_t stream) {
   switch (p.op) {
-    case kSum: return launch_weight<T, kSum>(p, pieces, stream);
-    case kMax: return launch_weight<T, kMax>(p, pieces, stream);
-    case kMaxFirst: return launch_weight<T, kMaxFirst>(p, pieces, stream);
-    case kMaxCount: return launch_weight<T, kMaxCount>(p, pieces, stream);
-    case kSumWhereEqual: return launch_weight<T, kSumWhereEqual>(p, pieces, stream);
-    case kSumWhereFirst: return launch_weight<T, kSumWhereFirst>(p, pieces, stream);
-    case kSumAndDot: return launch_weight<T, kSumAndDot>(p, pieces, stream);
+    case kSum:
+      return launch_weight<T, kSum>(p, pieces, stream);
+    case kMax:
+      return launch_weight<T, kMax>(p, pieces, stream);
+    case kMaxFirst:
+      return launch_weight<T, kMaxFirst>(p, pieces, stream);
+    case kMaxCount:
+      return launch_weight<T, kMaxCount>(p, pieces, stream);
+    case kSumWhereEqual:
+      return launch_weight<T, kSumWhereEqual>(p, pieces, stream);
+    case kSumWhereFirst:
+      return launch_weight<T, kSumWhereFirst>(p, pieces, stream);
+    case kSumAndDot:
+      return launch_weight<T, kSumAndDot>(p, pieces, stream);
   }
 }
 

@@ -2,9 +2,10 @@
 //
 //   out[i, f] = reduce over the edges e with row[e] == i of  weight[e, f / (F / H)] * x[column[e], f]
 //
-// Needs no conversion, so it is the choice for a graph that is seen once. On CUDA rows are updated by atomics, so that sums vary
-// from run to run in the last bits; on the CPU each thread owns a range of rows and adds in edge order. Indices must have been
-// checked. Rows without edges get 0. With `self`, also dot[e, h] = <self[row], x[column]>: Algorithm 2, both gradients at once.
+// Needs no conversion, so it is the choice for a graph that is seen once. On CUDA rows are updated by atomics, so that sums
+// vary from run to run in the last bits; on the CPU each thread owns a range of rows and adds in edge order. Indices must have
+// been checked. Rows without edges get 0. With `self`, also dot[e, h] = <self[row], x[column]>: Algorithm 2, both gradients at
+// once.
 #pragma once
 
 #include "common/csr.h"

@@ -62,10 +62,14 @@ void scatter(const SpmmCooArgs& p) {
 
 void Cpu::spmm_coo(const SpmmCooArgs& args, const Tensor& x) {
   switch (dtype_of("x", x)) {
-    case kFloat: return scatter<float>(args);
-    case kDouble: return scatter<double>(args);
-    case kHalf: return scatter<torch::headeronly::Half>(args);
-    case kBFloat16: return scatter<torch::headeronly::BFloat16>(args);
+    case kFloat:
+      return scatter<float>(args);
+    case kDouble:
+      return scatter<double>(args);
+    case kHalf:
+      return scatter<torch::headeronly::Half>(args);
+    case kBFloat16:
+      return scatter<torch::headeronly::BFloat16>(args);
   }
 }
 

@@ -1,6 +1,6 @@
-// CUDA SpMM over COO (GAS). A group of lanes per edge reads the source row with 16-byte loads and updates the destination row by
-// atomics in the accumulation type: sums by atomic add (four floats at once from sm_90 on), maxima by integer maximum of keys
-// that sort as the floats do, which makes them the same from run to run.
+// CUDA SpMM over COO (GAS). A group of lanes per edge reads the source row with 16-byte loads and updates the destination row
+// by atomics in the accumulation type: sums by atomic add (four floats at once from sm_90 on), maxima by integer maximum of
+// keys that sort as the floats do, which makes them the same from run to run.
 #include <torch/csrc/stable/library.h>
 
 #include "common/launch.cuh"
@@ -130,7 +130,8 @@ void Cuda::spmm_coo(const SpmmCooArgs& args, const Tensor& x) {
     using T = typename decltype(type)::type;
     const bool vectors = args.width / args.heads % kVec<T> == 0 && aligned16(args.x) && aligned16(args.self);
     if (vectors)
-      args.index64 ? launch_coo<T, int64_t, kVec<T>>(args, launch.stream) : launch_coo<T, int32_t, kVec<T>>(args, launch.stream);
+      args.index64 ? launch_coo<T, int64_t, kVec<T>>(args, launch.stream)
+                   : launch_coo<T, int32_t, kVec<T>>(args, launch.stream);
     else
       args.index64 ? launch_coo<T, int64_t, 1>(args, launch.stream) : launch_coo<T, int32_t, 1>(args, launch.stream);
   });

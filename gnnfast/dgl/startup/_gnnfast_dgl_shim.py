@@ -20,8 +20,6 @@ class GraphBoltUnavailable(ImportError):
 
 
 class _Stub(types.ModuleType):
-    __path__: list = []  # a package, so that `import dgl.graphbolt.x` reaches the finder
-
     def __getattr__(self, name):
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
@@ -38,8 +36,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def error(self, name):
         return GraphBoltUnavailable(
-            f"{_NAME}.{name} is not available: {self.reason}. gnnfast put a stub in its place so that the rest of DGL works on this "
-            "torch; use dgl.dataloading, or a pair of torch and DGL for which DGL ships GraphBolt"
+            f"{_NAME}.{name} is not available: {self.reason}. gnnfast put a stub in its place so that the rest of DGL works on "
+            "this torch; use dgl.dataloading, or a pair of torch and DGL for which DGL ships GraphBolt"
         )
 
     def find_spec(self, name, path=None, target=None):
@@ -50,7 +48,9 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def create_module(self, spec):
-        return _Stub(spec.name)
+        module = _Stub(spec.name)
+        module.__path__ = []  # a package, so that `import dgl.graphbolt.x` reaches the finder
+        return module
 
     def exec_module(self, module):
         finder = self
@@ -69,7 +69,7 @@ def reason_needed():
     spec = importlib.util.find_spec("dgl")
     if spec is None or not spec.submodule_search_locations:
         return None
-    folder = os.path.join(list(spec.submodule_search_locations)[0], "graphbolt")
+    folder = os.path.join(next(iter(spec.submodule_search_locations)), "graphbolt")
     if not os.path.isdir(folder):
         return None
     try:
@@ -90,13 +90,15 @@ def reason_needed():
     return None
 
 
+def installed_reason():
+    """Why the stub is in place, or None if it is not."""
+    return next((finder.reason for finder in sys.meta_path if getattr(finder, "gnnfast_shim", False)), None)
+
+
 def install():
     """Installs the finder where it is needed, and has worker processes do the same. Returns the reason, or None."""
-    for finder in sys.meta_path:
-        if getattr(finder, "gnnfast_shim", False):
-            return finder.reason
-    if "dgl" in sys.modules:
-        return None
+    if installed_reason() or "dgl" in sys.modules:
+        return installed_reason()
     reason = reason_needed()
     if importlib.util.find_spec("dgl") is not None:
         os.environ.setdefault("DGLBACKEND", "pytorch")  # else DGL asks, and writes a file into the home folder
