@@ -63,7 +63,10 @@ def main() -> None:
                 for seed in SEEDS:
                     results.append(run(script, model, on, environment, "--seed", str(seed)))
                     progress.advance(task)
-                curves[on] = run(script, model, on, environment, "--epochs", "50", "--dropout", "0")["losses"]
+                curve = ("--epochs", "50", "--dropout", "0")
+                curves[on] = run(script, model, on, environment, *curve)["losses"]
+                if not on:  # on CUDA the framework's own sums vary from run to run
+                    curves["again"] = run(script, model, on, environment, *curve)["losses"]
                 progress.advance(task)
                 accuracy = [r["accuracy"] for r in results]
                 report = results[-1]["gnnfast"]
@@ -91,17 +94,22 @@ def main() -> None:
                     "; ".join(fallbacks) or ("none" if on else "-"),
                     end_section=on,
                 )
-            difference = max(abs(a - b) for a, b in zip(curves[False], curves[True]))
-            records[-1]["largest_loss_difference"] = difference
-            agreed &= difference < 1e-4
+            difference, own = (max(abs(a - b) for a, b in zip(curves[False], curves[k])) for k in (True, "again"))
+            records[-1] |= {"largest_loss_difference": difference, "between_two_runs_without": own}
+            agreed &= difference < max(1e-4, 3 * own)
     console.print(table)
     console.print("Largest difference of the loss over 50 epochs with the same seed and no dropout, without against with gnnfast:")
     for record in records[1::2]:
-        console.print(f"  {record['script']}: {record['largest_loss_difference']:.1e}")
+        own = record["between_two_runs_without"]
+        console.print(f"  {record['script']}: {record['largest_loss_difference']:.1e} (two runs without gnnfast: {own:.1e})")
     out = os.environ.get("GNNFAST_DEMO_JSON")
     if out:
         Path(out).write_text(json.dumps(records, indent=1) + "\n")
-    console.print("[green]The losses agree to 1e-4.[/]" if agreed else "[red]The losses do NOT agree to 1e-4.[/]")
+    console.print(
+        "[green]The losses agree to 1e-4, or as well as the framework with itself.[/]"
+        if agreed
+        else "[red]The losses do NOT agree.[/]"
+    )
     sys.exit(0 if agreed else 1)
 
 
