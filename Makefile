@@ -16,7 +16,7 @@ DGL := $(shell $(PYTHON) -c "import sys; print('dgl==2.1.0 packaging pandas' if 
 .PHONY: demo test install lint clean
 
 test: $(VENV)/installed
-	$(BIN)/pytest -n auto
+	OMP_WAIT_POLICY=passive $(BIN)/pytest -n auto # waiting threads of several workers must not spin on the same cores
 
 demo: $(VENV)/installed
 	$(BIN)/python benchmarks/demo/run.py
