@@ -150,7 +150,7 @@ print(subprocess.run([sys.executable, '-W', 'ignore', '-c', 'import dgl; print("
 @has_dgl
 def test_graphbolt_stub_says_why(run_python):
     out = run_python("import gnnfast, dgl\ndgl.graphbolt.ItemSet", check=False)
-    if "AttributeError" not in out and "Error" not in out:
+    if not out.strip():
         pytest.skip("this DGL brings GraphBolt for this torch")
     assert "dgl.graphbolt.ItemSet is not available" in out and "gnnfast put a stub in its place" in out
 

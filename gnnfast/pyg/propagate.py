@@ -209,7 +209,7 @@ def _weight(message: Message, graph: Graph, x: Tensor, weight: Tensor, dim: int)
     }[message.form]
     # [E, 1] times x_j means a scalar per edge where edges are x_j's last dimension but one.
     if scalar and x.dim() >= 2 and dim == x.dim() - 2:
-        return weight.reshape(-1)
+        return weight if weight.dim() == 1 else weight.reshape(-1)  # the same object: it is known by identity
     if x.dim() == 3 and dim == 0:
         heads = {"unsqueeze": shape, "plain": shape[:2] if shape[2:] == (1,) else ()}.get(message.form, ())
         if heads == (edges, x.shape[1]):

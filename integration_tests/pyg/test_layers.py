@@ -431,6 +431,21 @@ def test_gcn_norm_is_remembered_and_follows_changes(device):
     assert a[0] is b[0] and a[1] is not b[1] and b[1].requires_grad
 
 
+def test_normalised_weights_are_kept_in_slot_order(device):
+    from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+    from gnnfast.pyg.propagate import _graph
+
+    edge_index, n, _ = GRAPHS["random"]()
+    edge_index, x = edge_index.to(device), torch.randn(n, F, device=device, requires_grad=True)
+    conv = nn.GCNConv(F, 5).to(device)
+    for _ in range(3):
+        conv(x, edge_index).sum().backward()
+    normed, _ = gcn_norm(edge_index, None, n, False, True, "source_to_target", x.dtype)  # as the layer asks
+    ((_, _, orders),) = _graph(normed, n, n, True)._shared["weights"].values()
+    assert set(orders) == {"by_dst", "by_src"}
+
+
 def test_edge_index_changed_in_place(device):
     edge_index, n, _ = GRAPHS["random"]()
     edge_index, x = edge_index.to(device), torch.randn(n, F, device=device)
