@@ -1,7 +1,7 @@
 """Whole PyG layers, forward and backward, with gnnfast on and off in one process on the same inputs.
 
-python benchmarks/layers.py --device cuda --out benchmarks/results/NAME     reddit-size random graph
-python benchmarks/layers.py --device cpu --out benchmarks/results/NAME      real graphs
+gnnfast bench layers --device cuda --out benchmarks/results/NAME     reddit-size random graph
+gnnfast bench layers --device cpu --out benchmarks/results/NAME      real graphs
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import argparse
 import gc
 from typing import Any
 
-import graphs
-import timing
 import torch
 from torch import Tensor
 from torch_geometric.nn import GCNConv, GINConv, GraphConv, SAGEConv
 
 import gnnfast
 from gnnfast.graph import cache
+
+from . import graphs, tables, timing
 
 LAYERS = {
     "GCNConv": lambda i, o: GCNConv(i, o),
@@ -75,29 +75,30 @@ def measure(
     return row
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="gnnfast bench layers", description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--layers", nargs="*", default=None)
     parser.add_argument("--out", help="write OUT.json and OUT.md")
-    arguments = parser.parse_args()
-    device, rows = torch.device(arguments.device), []
+    options = parser.parse_args(arguments)
+    device, rows = torch.device(options.device), []
     if device.type == "cuda":
         rowptr, col = graphs.random_order("reddit", device)
         edge_index = graphs.to_edge_index(rowptr, col)
         nodes = rowptr.numel() - 1
         del rowptr, col
-        for name in arguments.layers or ["GCNConv"]:
+        for name in options.layers or ["GCNConv"]:
             for width in (16, 64, 128):
                 rows.append(measure(name, "reddit", edge_index, nodes, 602, width, False, 10))
     else:
         for graph in graphs.REAL:
             edge_index, nodes = graphs.real(graph)
-            for name in arguments.layers or LAYERS:
+            for name in options.layers or LAYERS:
                 for x_grad in (False, True):  # a model's first layer, and the others
                     rows.append(measure(name, graph, edge_index, nodes, 64, 64, x_grad, 15))
-    timing.write(arguments.out, f"PyG layers, forward and backward, on {arguments.device}", rows, device, {})
+    tables.write(options.out, f"PyG layers, forward and backward, on {options.device}", rows, device, {})
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -1,113 +1,203 @@
-"""SpMM beside its peers, on the same inputs in one run: cuSPARSE through torch on CUDA; MKL through torch and DGL on a CPU.
+"""SpMM beside its peers, on the same inputs in one run.
 
-python benchmarks/spmm.py --device cuda --out benchmarks/results/NAME
-python benchmarks/spmm.py --device cpu
+    gnnfast bench spmm                                    the default groups of the device
+    gnnfast bench spmm --group forward half --graphs arxiv reddit --out results/NAME
+    gnnfast bench spmm --graph my_edges.csv               your own graph
+    gnnfast bench spmm --from results/NAME.json           draws table and chart again
+
+Groups of cells are in spmm_cases.json, each a list of cross products. A row is one cell: a graph in one order, F features a node,
+dtype, pass, reduction. Times are medians after warm-up, in milliseconds; ratios divide the columns they name. Before a peer is
+timed its output is compared with gnnfast's. Passes:
+
+    forward             no gradient
+    backward            the gradient of the features alone; its forward pass is not timed
+    forward+backward    both, with the gradient of the weight
+    conversion          int64 COO to CSR, a new graph each time, wall clock
+    schedule NAME       forward with gnnfast.override(schedule=NAME); the first call includes making the graph from CSR
+
+Orders: random (columns in proportion to degree), community (locality that ids do not show), real and given (as the data has it).
+COO has the edge order of the data; that of the made graphs is shuffled. What the limit is, limits.py says.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
+import json
 import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
-import graphs
-import timing
 import torch
-from torch import Tensor
 
-import gnnfast
-from gnnfast import Graph
+from . import files, graphs, tables
+from .bench import Bench, brief
+from .cells import DEFAULT_GROUPS, DTYPES, GROUPS, Case, cases
+from .graphs import Sample
+from .limits import Machine, measure
+from .peers import UnavailableError
+
+Make = Callable[[str, str], Sample]  # from the name of a graph and its order
 
 warnings.filterwarnings("ignore", message=".*[Ss]parse")
 
 
-def check(found: Tensor, expected: Tensor) -> None:
-    error = float((found - expected).norm() / expected.norm())
-    assert error < 1e-4, f"results differ by {error}"
-
-
-def cuda_rows(names: list[str], widths: list[int]) -> list[dict]:
-    device, rows = torch.device("cuda"), []
-    for name in names:
-        rowptr, col = graphs.random_order(name, device)
-        nodes, edges = rowptr.numel() - 1, col.numel()
-        weight = torch.rand(edges, device=device)
-        graph = Graph.from_csr(rowptr, col)
-        matrix = torch.sparse_csr_tensor(rowptr, col, weight, (nodes, nodes))
-        for width in widths:
-            x = torch.randn(nodes, width, device=device)
-            with torch.no_grad():
-                check(gnnfast.spmm(graph, x, weight), matrix @ x)
-                ours = timing.median_ms(lambda: gnnfast.spmm(graph, x, weight), device)
-                theirs = timing.median_ms(lambda: matrix @ x, device)
-                half = timing.median_ms(lambda x=x.bfloat16(), w=weight.bfloat16(): gnnfast.spmm(graph, x, w), device)
-                maximum = timing.median_ms(lambda: gnnfast.spmm(graph, x, reduce="max"), device)
-            rows.append(
-                {
-                    "graph": name, "nodes": nodes, "edges": edges, "F": width, "gnnfast ms": ours, "cuSPARSE ms": theirs,
-                    "cuSPARSE / gnnfast": theirs / ours, "bf16 ms": half, "max ms": maximum,
-                    "gather TB/s": edges * width * 4 / ours / 1e9,
-                }
-            )  # fmt: skip
-    return rows
-
-
-def cpu_rows(names: list[str], widths: list[int]) -> list[dict]:
-    import dgl
-
-    device, rows = torch.device("cpu"), []
-    for name in names:
-        edge_index, nodes = graphs.real(name)
-        weight = torch.rand(edge_index.shape[1])
-        csr = Graph.from_edge_index(edge_index, nodes).csr
-        perm = slice(None) if csr.perm is None else csr.perm.long()
-        graph, in_slots = Graph.from_csr(csr.rowptr, csr.col), weight[perm]
-        matrix = torch.sparse_csr_tensor(csr.rowptr.long(), csr.col.long(), in_slots, (nodes, nodes))
-        g = dgl.graph((edge_index[0], edge_index[1]), num_nodes=nodes).formats("csc")
-        for width in widths:
-            x = torch.randn(nodes, width)
-            with torch.no_grad():
-                gnnfast.disable()  # so that DGL runs its own kernels
-                expected = matrix @ x
-                check(gnnfast.spmm(graph, x, in_slots), expected)
-                check(dgl.ops.u_mul_e_sum(g, x, weight.view(-1, 1)), expected)
-                row = {"graph": name, "edges": edge_index.shape[1], "F": width}
-                row["gnnfast ms"] = timing.median_ms(lambda: gnnfast.spmm(graph, x, in_slots), device)
-                row["MKL ms"] = timing.median_ms(lambda: matrix @ x, device)
-                row["DGL u_mul_e_sum ms"] = timing.median_ms(lambda: dgl.ops.u_mul_e_sum(g, x, weight.view(-1, 1)), device)
-                row["gnnfast unweighted ms"] = timing.median_ms(lambda: gnnfast.spmm(graph, x), device)
-                row["DGL copy_u_sum ms"] = timing.median_ms(lambda: dgl.ops.copy_u_sum(g, x), device)
-                gnnfast.enable()
-            row["MKL / gnnfast"] = row["MKL ms"] / row["gnnfast ms"]
-            row["DGL u_mul_e / gnnfast"] = row["DGL u_mul_e_sum ms"] / row["gnnfast ms"]
-            row["DGL copy_u / gnnfast"] = row["DGL copy_u_sum ms"] / row["gnnfast unweighted ms"]
+# ---- a run -------------------------------------------------------------------------------------------------------------------
+def run(wanted: list[Case], make: Make, machine: Machine, repeats: int | None) -> Iterator[list[tables.Row]]:
+    """Measures graph by graph, prints each row when it is there, and yields all rows so far after each graph."""
+    rows: list[tables.Row] = []
+    profiled: list[tuple[Case, tables.Row]] = []
+    by_graph: dict[tuple[str, str], list[Case]] = {}
+    for case in wanted:
+        by_graph.setdefault((case.graph, case.order), []).append(case)
+    for key, of_graph in by_graph.items():
+        bench = Bench(make(*key), machine, repeats)
+        for case in of_graph:
+            try:
+                row = bench.row(case)
+            except UnavailableError as error:
+                print(f"{line(case.columns)} left out, {error}", flush=True)
+                continue
+            except Exception as error:  # one cell that fails must not lose the others
+                row = case.columns | {"edges": bench.sample.edges, "failed": brief(error)}
             rows.append(row)
-    return rows
+            print(line(row), flush=True)
+            if case.profile and bench.device.type == "cuda" and "failed" not in row:
+                profiled.append((case, row))
+        del bench
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        yield rows
+    for case, row in profiled:  # last: once torch.profiler has run, launches may take longer
+        row |= Bench(make(case.graph, case.order), machine, repeats).device_columns(case.cell)
+        print(line(row), flush=True)
+    yield rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--graphs", nargs="*")
-    parser.add_argument("--widths", nargs="*", type=int)
-    parser.add_argument("--out", help="write OUT.json and OUT.md")
-    arguments = parser.parse_args()
-    device = torch.device(arguments.device)
-    if device.type == "cuda":
-        rows = cuda_rows(arguments.graphs or graphs.random_order_names(), arguments.widths or [32, 64, 128])
-        summary = {
-            f"geometric mean of cuSPARSE / gnnfast, F = {f}": timing.geometric_mean(
-                r["cuSPARSE / gnnfast"] for r in rows if r["F"] == f
-            )
-            for f in sorted({r["F"] for r in rows})
-        }
-        summary["geometric mean over all"] = timing.geometric_mean(r["cuSPARSE / gnnfast"] for r in rows)
+def line(row: tables.Row) -> str:
+    """A row in short."""
+    words = [str(row[k]) for k in ("group", "graph", "order", "dtype", "pass", "reduce")] + [f"F={row['F']}"]
+    words += ["unweighted"] if row["weighted"] == "no" else []
+    words += [f"threads={row['threads']}"] if "threads" in row else []
+    numbers = [f"{k} {tables.cell(v)}" for k, v in row.items() if k.endswith((" ms", " us", "kernels")) or " / " in k]
+    notes = [f"{k}: {row[k]}" for k in ("note", "failed") if k in row]
+    return f"{' '.join(words)}: {', '.join([*numbers, *notes])}"
+
+
+def measured(wanted: list[Case], make: Make, options: argparse.Namespace) -> dict[str, Any]:
+    """The record of a run; with ``--out``, written after each graph."""
+    device = torch.device(options.device)
+    machine = measure(device, options.l2_bandwidth and options.l2_bandwidth * 1e12)
+    bandwidths = {"copy TB/s": machine.copy / 1e12, "L2 TB/s": machine.l2 and machine.l2 / 1e12}
+    print(", ".join(f"{k} {tables.cell(v)}" for k, v in bandwidths.items() if v), flush=True)
+    record = tables.make_record(f"SpMM on {device.type}", device, [], [])
+    record["environment"] |= bandwidths
+    for rows in run(wanted, make, machine, options.repeats):
+        record |= {"rows": rows, "summary": tables.summarise(rows)}
+        if options.out:
+            tables.save(record, options.out)
+    return record
+
+
+def draw(record: dict[str, Any], out: str) -> None:
+    """Writes the chart, or says in a line why there is none."""
+    try:
+        from .plot import chart
+    except ImportError as error:
+        print(f"no chart: {error.name} is not installed; pip install 'gnnfast[bench]'")
+        return
+    print(chart(record, f"{out}.svg"))
+
+
+# ---- the command line --------------------------------------------------------------------------------------------------------
+def parse(arguments: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    parser = argparse.ArgumentParser(
+        prog="gnnfast bench spmm", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
+    parser.add_argument("--group", nargs="+", choices=GROUPS, metavar="NAME", help=f"of {', '.join(GROUPS)}")
+    parser.add_argument("--graphs", nargs="+", metavar="NAME", help="in place of the groups' graphs")
+    parser.add_argument("--widths", nargs="+", type=int, metavar="F", help="in place of the groups' widths")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, help="in place of the groups' dtypes")
+    parser.add_argument("--orders", nargs="+", choices=graphs.ORDERS, help="in place of the groups' orders")
+    parser.add_argument("--repeats", type=int, metavar="N", help="timed calls for each number; else what fills 60 ms, 5 to 30")
+    parser.add_argument("--l2-bandwidth", type=float, metavar="TB/s", help="in place of the measured one")
+    parser.add_argument("--out", metavar="PATH", help="write PATH.json, PATH.md and PATH.svg")
+    parser.add_argument("--graph", metavar="FILE", help=f"your own graph in place of the groups': {files.ACCEPTED}")
+    parser.add_argument("--from", dest="source", metavar="RESULT.json", help="draw table and chart again, measure nothing")
+    options = parser.parse_args(arguments)
+    for name, values in (("repeats", [options.repeats]), ("widths", options.widths), ("l2-bandwidth", [options.l2_bandwidth])):
+        if any(value is not None and value <= 0 for value in values or ()):
+            parser.error(f"--{name} must be above 0, got {' '.join(map(str, values))}")
+    if options.graph and (options.graphs or options.orders):
+        parser.error("--graph FILE takes the place of --graphs and --orders; give one or the other")
+    reason = _unusable(options.device)
+    if reason and not options.source:
+        parser.error(f"--device {options.device}: {reason}")
+    return parser, options
+
+
+def _unusable(name: str) -> str:
+    """Why that device cannot be measured; empty if it can."""
+    if name.partition(":")[0] not in DEFAULT_GROUPS:
+        return "accepted are cpu and cuda"
+    return "torch sees no CUDA device" if name.startswith("cuda") and not torch.cuda.is_available() else ""
+
+
+def plan(options: argparse.Namespace) -> tuple[list[Case], Make]:
+    """The cases to measure and how to make their graphs. Raises ValueError where what was asked for cannot be had."""
+    device = torch.device(options.device)
+    groups = options.group or DEFAULT_GROUPS[device.type]
+    replaced = {name: getattr(options, name) for name in ("graphs", "orders", "widths", "dtypes")}
+    if options.graph:
+        sample = Sample.from_edge_index(Path(options.graph).name, "given", *files.load(options.graph), device)
+        return cases(groups, replaced | {"graphs": [sample.name], "orders": ["given"]}), lambda name, order: sample
+    wanted = cases(groups, replaced)
+    reasons = {(c.graph, c.order): graphs.missing(c.graph, c.order) for c in wanted}
+    lacking = [reason for reason in dict.fromkeys(reasons.values()) if reason]
+    wanted = [c for c in wanted if not reasons[c.graph, c.order]]
+    if lacking and (options.graphs or not wanted):
+        raise ValueError("; ".join(lacking) + "; or give your own graph with --graph FILE")
+    for reason in lacking:
+        print(f"left out: {reason}")
+    return wanted, lambda name, order: Sample.make(name, order, device)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns 1 if a cell failed or results differed."""
+    parser, options = parse(arguments)
+    out = options.out
+    if options.source:
+        record, out = _read(parser, options.source), out or options.source.removesuffix(".json")
     else:
-        rows = cpu_rows(arguments.graphs or list(graphs.REAL), arguments.widths or [16, 64, 128])
-        summary = {
-            f"geometric mean of {name}": timing.geometric_mean(r[name] for r in rows) for name in rows[0] if "/ gnnfast" in name
-        }
-    timing.write(arguments.out, f"SpMM on {arguments.device}", rows, device, summary)
+        try:
+            wanted, make = plan(options)
+        except ValueError as error:
+            parser.error(str(error))
+        with torch.cuda.device(options.device) if options.device != "cpu" else contextlib.nullcontext():
+            record = measured(wanted, make, options)
+    print(tables.markdown(record | {"rows": []}), flush=True)
+    if out:
+        tables.save(record, out)
+        draw(record, out)
+    failed = [row for row in record["rows"] if "failed" in row]
+    if failed:
+        print(f"{len(failed)} of {len(record['rows'])} cells failed:", *map(line, failed), sep="\n")
+    return 1 if failed else 0
+
+
+def _read(parser: argparse.ArgumentParser, source: str) -> dict[str, Any]:
+    try:
+        record = json.loads(Path(source).read_text())
+    except (OSError, ValueError) as error:
+        parser.error(f"--from {source}: {error}; accepted is a RESULT.json that --out wrote")
+    if not isinstance(record, dict) or tables.RECORD - record.keys():
+        parser.error(f"--from {source}: no record of measurements; accepted is a RESULT.json that --out wrote")
+    return record
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import math
 import os
 import platform
@@ -17,26 +16,64 @@ import torch
 
 import gnnfast
 
+FEWEST, MOST, ENOUGH_MS = 5, 30, 60.0
 
-def median_ms(call: Callable[[], Any], device: torch.device, repeats: int = 15, warmup: int = 3) -> float:
-    """Median time of ``call`` in milliseconds: CUDA events on a GPU, wall clock on a CPU."""
+
+def median_ms(
+    call: Callable[[], Any], device: torch.device, repeats: int | None = None, warmup: int = 3, wall: bool = False
+) -> float:
+    """Median time of ``call`` in milliseconds: CUDA events on a GPU, wall clock on a CPU or with ``wall``. Without ``repeats``,
+    as many calls as fill 60 ms, at least 5 and at most 30."""
     for _ in range(warmup):
         call()
-    times = []
-    if device.type == "cuda":
-        for _ in range(repeats):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            call()
-            end.record()
-            times.append((start, end))
-        torch.cuda.synchronize()
-        return statistics.median(a.elapsed_time(b) for a, b in times)
+    times = _wall_times if wall or device.type != "cuda" else _event_times
+    if repeats is None:
+        (once,) = times(call, device, 1)
+        repeats = min(max(math.ceil(ENOUGH_MS / max(once, 1e-3)), FEWEST), MOST)
+    return statistics.median(times(call, device, repeats))
+
+
+def _wall_times(call: Callable[[], Any], device: torch.device, repeats: int) -> list[float]:
+    return [wall_ms(call, device) for _ in range(repeats)]
+
+
+def _event_times(call: Callable[[], Any], device: torch.device, repeats: int) -> list[float]:
+    events = []
     for _ in range(repeats):
-        begin = time.perf_counter()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
         call()
-        times.append(time.perf_counter() - begin)
-    return 1e3 * statistics.median(times)
+        end.record()
+        events.append((start, end))
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) for start, end in events]
+
+
+def wall_ms(call: Callable[[], Any], device: torch.device) -> float:
+    """Wall-clock time of one call in milliseconds, the device's work included."""
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    synchronize()
+    begin = time.perf_counter()
+    call()
+    synchronize()
+    return 1e3 * (time.perf_counter() - begin)
+
+
+def device_work(call: Callable[[], Any], calls: int = 20, warmup: int = 6) -> tuple[float, float]:
+    """What a call runs on the CUDA device, from torch.profiler: microseconds in kernels, copies and fills, and their number."""
+    from torch.profiler import ProfilerActivity, profile
+
+    for _ in range(warmup):
+        call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+    work = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    if not work:
+        raise RuntimeError("torch.profiler saw no kernel")
+    return sum(e.time_range.elapsed_us() for e in work) / calls, len(work) / calls
 
 
 def peak_gib(call: Callable[[], Any], baseline: int) -> float:
@@ -49,8 +86,7 @@ def peak_gib(call: Callable[[], Any], baseline: int) -> float:
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    values = list(values)
-    return math.exp(sum(map(math.log, values)) / len(values))
+    return statistics.geometric_mean(values)
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -80,24 +116,3 @@ def _cpu_name() -> str:
     except (OSError, StopIteration):
         name = platform.processor()
     return f"{name}, {os.cpu_count()} cores"
-
-
-def write(path: str | None, title: str, rows: list[dict[str, Any]], device: torch.device, summary: dict[str, Any]) -> None:
-    """Prints the rows as a table and, with ``path``, writes them as ``path.json`` and ``path.md``."""
-    record = {"title": title, "environment": environment(device), "summary": summary, "rows": rows}
-    columns = list(dict.fromkeys(k for row in rows for k in row))
-    table = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    table += ["| " + " | ".join(_cell(row.get(c)) for c in columns) + " |" for row in rows]
-    text = [f"# {title}", "", ", ".join(f"{k} {v}" for k, v in record["environment"].items()), "", *table, ""]
-    text += [f"- {k}: {_cell(v)}" for k, v in summary.items()]
-    print("\n".join(text), flush=True)
-    if path:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(f"{path}.json").write_text(json.dumps(record, indent=1) + "\n")
-        Path(f"{path}.md").write_text("\n".join(text) + "\n")
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

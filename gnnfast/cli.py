@@ -1,4 +1,4 @@
-"""The command line: ``gnnfast doctor`` and ``gnnfast run``."""
+"""The command line: ``gnnfast doctor``, ``gnnfast run`` and ``gnnfast bench``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import os
 import platform
 import sys
 from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -21,8 +23,40 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--report", action="store_true", help="print what ran where when the script ends")
     run.add_argument("script")
     run.add_argument("arguments", nargs=argparse.REMAINDER)
+    bench = commands.add_parser("bench", help="a benchmark on this machine; without a name, lists what there is")
+    bench.add_argument("name", nargs="?")
+    bench.add_argument("arguments", nargs=argparse.REMAINDER, help="the benchmark's own; --help lists them")
     parsed = parser.parse_args(arguments)
+    if parsed.command == "bench":
+        return run_benchmark(parsed.name, parsed.arguments)
     return doctor() if parsed.command == "doctor" else run_script(parsed.script, parsed.arguments, parsed.report)
+
+
+def run_benchmark(name: str | None, arguments: list[str]) -> int:
+    """Runs a benchmark by name. An unknown name, or none, lists what there is and returns 2."""
+    package = benchmarks()
+    if name not in package.BENCHMARKS:
+        print("" if name is None else f"gnnfast bench: there is no benchmark {name!r}", end="" if name is None else "\n")
+        print("usage: gnnfast bench NAME [arguments], where NAME is")
+        for known, about in package.BENCHMARKS.items():
+            print(f"  {known:10} {about}")
+        return 2
+    return importlib.import_module(f"{package.__name__}.{name}").main(arguments)
+
+
+def benchmarks() -> ModuleType:
+    """The package of benchmarks: in a source tree it lies beside the package ``gnnfast``, in a wheel inside."""
+    name = "gnnfast.benchmarks"
+    if name in sys.modules or importlib.util.find_spec(name):
+        return importlib.import_module(name)
+    source = Path(__file__).parents[1] / "benchmarks" / "__init__.py"
+    if not source.is_file():
+        raise SystemExit(f"gnnfast bench: this installation has no benchmarks, neither {name} nor {source.parent}")
+    spec = importlib.util.spec_from_file_location(name, source, submodule_search_locations=[str(source.parent)])
+    assert spec is not None and spec.loader is not None
+    package = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+    return package
 
 
 def run_script(script: str, arguments: list[str], report: bool) -> int:

@@ -15,6 +15,8 @@ wheel = Path(sys.argv[1])
 assert "-py3-none-" in wheel.name, wheel.name
 names = zipfile.ZipFile(wheel).namelist()
 assert {"gnnfast.pth", "_gnnfast_dgl_shim.py", "gnnfast/lib/libgnnfast_cpu.so"} <= set(names), names
+assert {"gnnfast/benchmarks/spmm.py", "gnnfast/benchmarks/spmm_cases.json"} <= set(names), names
+assert not any(name.startswith(("gnnfast/benchmarks/results", "gnnfast/benchmarks/demo")) for name in names), names
 for library in (Path(gnnfast.__path__[0]) / "lib").glob("*.so"):
     dynamic = subprocess.run(["readelf", "-d", "--dyn-syms", "-W", library], capture_output=True, text=True, check=True).stdout
     assert "libpython" not in dynamic and " Py" not in dynamic, f"{library} needs Python"
