@@ -3,5 +3,5 @@
 BENCHMARKS = {
     "spmm": "sparse-dense products beside cuSPARSE, MKL, DGL and gather-scatter",
     "layers": "whole PyG layers, forward and backward, with gnnfast on and off",
-    "gas_gar": "a graph used once: GAS on COO against conversion and GAR",
+    "calibrate": "what the selector decides by: GAS against conversion and GAR, and schedules",
 }

@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .graphs import Sample
@@ -48,17 +47,15 @@ def copy_bandwidth(device: torch.device, size: int) -> float:
     return 2 * size / (1e-3 * median_ms(lambda: target.copy_(source), device))
 
 
-def l2_bandwidth(device: torch.device, table_bytes: int = 2**24, read_bytes: int = 2**32) -> float:
-    """Bytes per second read from a table that stays in the L2: the best of gathers of rows of several widths (embedding_bag) and
-    of sums over the whole table."""
-    table = torch.zeros(table_bytes // 4, device=device)
-    calls = [lambda: table.expand(read_bytes // table_bytes, -1).sum(1)]
-    for width in (32, 64, 128, 256):
-        rows, gathers = table.view(-1, width), read_bytes // (4 * width)
-        index = torch.randint(rows.shape[0], (gathers,), device=device, dtype=torch.int32)
-        bags = torch.arange(0, gathers, 64, device=device, dtype=torch.int32)
-        calls.append(lambda rows=rows, index=index, bags=bags: F.embedding_bag(index, rows, bags, mode="sum"))
-    return max(read_bytes / (1e-3 * median_ms(call, device)) for call in calls)
+def l2_bandwidth(device: torch.device, table_bytes: int = 2**24) -> float | None:
+    """Bytes per second read from a table that stays in the L2 and is many times an L1: blocks of threads that read tiles of it in
+    scattered order, 16 bytes a thread. Needs Triton, which a torch with CUDA brings; ``None`` without it."""
+    try:
+        from .l2 import read_tiles
+    except ImportError:
+        return None
+    call, read_bytes = read_tiles(torch.randn(table_bytes // 4, device=device))
+    return read_bytes / (1e-3 * median_ms(call, device))
 
 
 @dataclass(frozen=True)

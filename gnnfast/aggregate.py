@@ -5,11 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnnfast import _native
+from gnnfast import _native, autotune
 from gnnfast.config import settings
-from gnnfast.graph import Graph
+from gnnfast.graph import Graph, Tuned
 from gnnfast.reporting import ran
-from gnnfast.selector import Choice, Request, Statistics, select
+from gnnfast.selector import CONVERTED, Choice, Request, Statistics, select
+
+if _native.cpu.loaded:
+    from gnnfast.ops.spmm import SPMM, SPMM_MAX, call
+    from gnnfast.ops.spmm_coo import REDUCE
 
 FEATURE_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 REDUCTIONS = ("sum", "mean", "max", "min")
@@ -29,43 +33,79 @@ def aggregate(
     """One aggregation on unchecked operands: ``x [num_src, F]``, ``weight [E]`` or ``[E, H]`` of the same dtype, or ``None``.
     Returns ``[num_dst, F]``. For the checked, documented form see :func:`spmm`."""
     weighted_grad = weight is not None and weight.requires_grad
-    grad_enabled = torch.is_grad_enabled()
+    grad_enabled, compiling = torch.is_grad_enabled(), torch.compiler.is_compiling()
     needs_grad = grad_enabled and (x.requires_grad or weighted_grad)
-    from gnnfast.ops.spmm import SPMM, SPMM_MAX, call
+    choice, tuned = choose(graph, x, reduce, needs_grad), None
+    if compiling:
+        return _run(graph, x, weight, reduce, ties, empty, needs_grad, choice.kernel, None)
+    if x.is_cuda:
+        graph.consider_locality(x.nbytes)
+        if settings().autotune and not torch.cuda.is_current_stream_capturing():
+            tuned = _tuned(graph, x, weight, reduce, ties, empty, needs_grad, choice)
+            choice = Choice(tuned.kernel, f"the fastest of those timed: schedule {tuned.schedule}, slab {tuned.slab or 'auto'}")
+    graph.uses += 1
+    ran(place, f"{choice.kernel} {reduce}", choice.reason)
+    return _run(graph, x, weight, reduce, ties, empty, needs_grad, choice.kernel, tuned)
 
-    choice = choose(graph, reduce, needs_grad)
-    if not torch.compiler.is_compiling():
-        graph.uses += 1
-        ran(place, f"{choice.kernel} {reduce}", choice.reason)
-    if choice.kernel == "gas":
+
+def _run(
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor | None,
+    reduce: str,
+    ties: str,
+    empty: float,
+    needs_grad: bool,
+    kernel: str,
+    tuned: Tuned | None,
+) -> Tensor:
+    """One aggregation by a given kernel."""
+    if kernel == "gas":
         coo = graph.coo
         assert coo is not None
-        from gnnfast.ops.spmm_coo import REDUCE
-
         return torch.ops.gnnfast.spmm_coo(coo[1], coo[0], weight, x, graph.num_dst, REDUCE[reduce])
-    csc = grad_enabled and x.requires_grad
+    csc = needs_grad and x.requires_grad
+    row_bytes = x.shape[1] * x.element_size()
     if reduce in ("max", "min"):
         mode = TIES[ties] if needs_grad else 0
-        return call(SPMM_MAX, needs_grad, graph.args(csc), weight, x, reduce == "min", mode, empty)[0]
-    if weight is not None and not (grad_enabled and weighted_grad) and not torch.compiler.is_compiling():
+        args = graph.args(csc, row_bytes, tuned=tuned)
+        return call(SPMM_MAX, needs_grad, args, weight, x, reduce == "min", mode, empty)[0]
+    if weight is not None and not (needs_grad and weight.requires_grad) and not torch.compiler.is_compiling():
         in_slots = graph.slot_weights(weight, csc)
         if in_slots is not None:
-            return call(SPMM, needs_grad, graph.args(csc, permuted=False), *in_slots, x, reduce == "mean")
-    return call(SPMM, needs_grad, graph.args(needs_grad), weight, None, x, reduce == "mean")
+            return call(SPMM, needs_grad, graph.args(csc, row_bytes, False, tuned), *in_slots, x, reduce == "mean")
+    return call(SPMM, needs_grad, graph.args(needs_grad, row_bytes, tuned=tuned), weight, None, x, reduce == "mean")
 
 
-def choose(graph: Graph, reduce: str, needs_grad: bool) -> Choice:
-    """The selector's choice for an aggregation over ``graph`` now."""
+def _tuned(
+    graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, ties: str, empty: float, needs_grad: bool, choice: Choice
+) -> Tuned:
+    """The fastest way to run this aggregation; timed if it is the first of its kind."""
+    forced = settings().kernel != "auto" or needs_grad or torch.are_deterministic_algorithms_enabled()
+    options = autotune.candidates(graph, x.shape[1] * x.element_size(), "coo" in graph._shared and not forced)
+    options = [o for o in options if not forced or o.kernel == choice.kernel] or [Tuned("gas", "off", 0)]
+    key = (graph._flipped, x.shape[1], x.dtype, None if weight is None else weight.dim(), reduce, forced and choice.kernel)
+    run = lambda option: _run(graph, x, weight, reduce, ties, empty, needs_grad, option.kernel, option)  # noqa: E731
+    return autotune.best(graph, key, options, run)
+
+
+def choose(graph: Graph, x: Tensor, reduce: str, needs_grad: bool) -> Choice:
+    """The selector's choice for an aggregation of ``x [num_src, F]`` over ``graph`` now."""
     if torch.compiler.is_compiling():
         return Choice("gar", "compiled code holds one kernel")
+    if graph.has(needs_grad) and settings().kernel == "auto":
+        return CONVERTED  # at once: whatever else the selector could say, it would be GAR
     statistics = Statistics(
-        device=graph.device.type,
-        average_degree=graph.average_degree,
-        uses=graph.uses,
-        converted=graph.has(csc=needs_grad),
-        has_coo="coo" in graph._shared,
+        graph.device.type,
+        graph.num_src,
+        graph.num_dst,
+        graph.num_edges,
+        graph.uses,
+        graph.has(csc=needs_grad),
+        "coo" in graph._shared,
     )
-    return select(statistics, Request(reduce, needs_grad, torch.are_deterministic_algorithms_enabled()), settings())
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return select(statistics, Request(reduce, needs_grad, deterministic, x.shape[1], x.element_size()), settings())
 
 
 def spmm(graph: Graph, x: Tensor, weight: Tensor | None = None, reduce: str = "sum", *, ties: str = "even") -> Tensor:
@@ -104,6 +144,8 @@ def spmm(graph: Graph, x: Tensor, weight: Tensor | None = None, reduce: str = "s
             raise ValueError(f"weight must have shape {accepted} (one value per edge), got {list(weight.shape)}")
         if weight.dtype != x.dtype or weight.device != x.device:
             raise ValueError(f"weight must be {x.dtype} on {x.device}, as x is, got {weight.dtype} on {weight.device}")
+    if x.dim() == 2:
+        return aggregate(graph, x, weight, reduce, ties=ties)
     out = aggregate(graph, x.reshape(x.shape[0], x.shape[1:].numel()), weight, reduce, ties=ties)
     return out.view(graph.num_dst, *x.shape[1:])
 
@@ -133,7 +175,7 @@ def sddmm(graph: Graph, dst: Tensor, src: Tensor) -> Tensor:
     heads = dst.shape[1] if dst.dim() == 3 else 1
     a, b = (t.reshape(t.shape[0], t.shape[1:].numel()) for t in (dst, src))
     needs_grad = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
-    choice = choose(graph, "sum", needs_grad)
+    choice = choose(graph, b, "sum", needs_grad)
     ran("gnnfast.sddmm", f"{choice.kernel} dot", choice.reason)
     coo = graph.coo if choice.kernel == "gas" else None
     if coo is not None:

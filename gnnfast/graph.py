@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnfast import schedule
 from gnnfast.config import settings
+from gnnfast.reporting import scheduled
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 
@@ -22,19 +24,32 @@ class Csr(NamedTuple):
     """One compressed format, int32: by destination (CSR) or by source (CSC).
 
     ``rowptr [rows + 1]``; ``col [num_edges]``; ``perm [num_edges]`` maps a slot to the user's edge id (``None``: they are equal);
-    ``schedule [items, 4]`` lists the work of the CUDA kernels (``None`` on CPU), its first ``num_pieces`` items being pieces of
-    long rows.
+    ``schedule [items, 4]`` lists the work of the CUDA kernels and ``layout`` the sizes of its sections (see
+    ``plugin_src/graph/schedule.h``; ``None`` and empty on CPU).
     """
 
     rowptr: Tensor
     col: Tensor
     perm: Tensor | None
     schedule: Tensor | None
-    num_pieces: int
+    layout: list[int]
 
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self if isinstance(t, Tensor))
+
+
+class Tuned(NamedTuple):
+    """How an aggregation is run: ``gas`` or ``gar``, the kind of schedule as in ``GNNFAST_SCHEDULE``, and the bytes of features that
+    a pass over the edges covers (0: the kernel decides)."""
+
+    kernel: str
+    schedule: str
+    slab: int
+
+
+ID_ORDER, NARROW = Tuned("gar", "off", 0), Tuned("gar", "off", 128)
+LOCALITY = Tuned("gar", "locality", 0)
 
 
 class Graph:
@@ -49,7 +64,8 @@ class Graph:
         self.num_src, self.num_dst, self.num_edges, self.device = num_src, num_dst, num_edges, device
         self.uses = 0  # aggregations so far: a graph seen again is worth converting
         self._flipped = False
-        self._shared: dict[Any, Any] = {"lock": threading.RLock(), "weights": OrderedDict()}
+        self._shared: dict[Any, Any] = {"lock": threading.RLock(), "weights": OrderedDict(), "args": {}}
+        self._args: dict[Any, tuple[Any, ...]] = self._shared["args"]
 
     # ---- construction ----------------------------------------------------------------------------------------------------
     @classmethod
@@ -136,6 +152,7 @@ class Graph:
         """The graph with every edge turned around; it shares all formats with this one."""
         graph = Graph(self.num_dst, self.num_src, self.num_edges, self.device)
         graph._shared, graph._flipped, graph.uses = self._shared, not self._flipped, self.uses
+        graph._args = self._args
         return graph
 
     # ---- formats ---------------------------------------------------------------------------------------------------------
@@ -146,10 +163,10 @@ class Graph:
         if coo is None:
             return None
         if not self._shared.get("checked"):
-            from gnnfast.ops.convert import check_coo
+            from gnnfast.ops.convert import check_facts, coo_facts
 
             sizes = (self.num_dst, self.num_src) if not self._flipped else (self.num_src, self.num_dst)
-            check_coo(coo[1], coo[0], *sizes)
+            check_facts(coo_facts(coo[1], coo[0]).tolist(), *sizes, self.num_edges)
             self._shared["checked"] = True
         return (coo[1], coo[0]) if self._flipped else coo
 
@@ -165,8 +182,10 @@ class Graph:
 
     def has(self, csc: bool) -> bool:
         """Whether CSR, and with ``csc`` also CSC, have been made."""
-        sides = ("by_dst", "by_src") if csc else ("by_src" if self._flipped else "by_dst",)
-        return all(side in self._shared for side in sides)
+        shared = self._shared
+        if csc:
+            return "by_dst" in shared and "by_src" in shared
+        return ("by_src" if self._flipped else "by_dst") in shared
 
     def _format(self, side: str) -> Csr:
         found = self._shared.get(side)
@@ -179,7 +198,7 @@ class Graph:
         return found
 
     def _convert(self, side: str) -> Csr:
-        from gnnfast.ops.convert import coo_to_csr
+        from gnnfast.ops.convert import FACTS, check_facts, coo_to_csr
 
         sizes = (self.num_dst, self.num_src) if (side == "by_dst") != self._flipped else (self.num_src, self.num_dst)
         # Formats outlive this call: made under inference_mode they could not be saved for a later backward pass.
@@ -195,23 +214,98 @@ class Graph:
                 row, perm = other.col, other.perm
                 nodes = torch.arange(other.rowptr.numel() - 1, dtype=torch.int32, device=self.device)
                 column = torch.repeat_interleave(nodes, other.rowptr.diff(), output_size=self.num_edges)
-            rowptr, col, order = coo_to_csr(row, column, *sizes)
-            if perm is not None:
-                order = perm if order is None else perm[order]
+            rowptr, col, order, facts = coo_to_csr(row, column, *sizes)
+            items, layout = _schedule(rowptr, self.num_edges)
+            # The one time that the device is waited for.
+            numbers = facts.tolist() if layout is None else torch.cat([facts, layout]).tolist()
+            is_sorted = check_facts(numbers[:FACTS], *sizes, self.num_edges)
             self._shared["checked"] = True
-            return _with_schedule(rowptr, col, order)
+            if not is_sorted:
+                perm = order if perm is None else perm[order]
+            return Csr(rowptr, col, perm, items, numbers[FACTS:])
 
-    def args(self, csc: bool, permuted: bool = True) -> tuple[Any, ...]:
-        """The graph arguments of the CSR ops (see :mod:`gnnfast.ops.spmm`): CSR and, with ``csc``, its transpose. Without
-        ``permuted``, weights are given in slot order and the perms are left out."""
-        key = ("args", self._flipped, csc, permuted)
-        found = self._shared.get(key)
+    def args(self, csc: bool, row_bytes: int = 0, permuted: bool = True, tuned: Tuned | None = None) -> tuple[Any, ...]:
+        """The graph arguments of the CSR ops (see :mod:`gnnfast.ops.spmm`): CSR and, with ``csc``, its transpose, for features of
+        ``row_bytes`` a node. Without ``permuted``, weights are given in slot order and the perms are left out. ``tuned``: the
+        schedule, and the slab of the forward pass; if not given, the schedule that the settings ask for."""
+        if tuned is None:
+            tuned = self._default(row_bytes)
+        key = (self._flipped, csc, permuted, tuned)
+        found = self._args.get(key)
         if found is None:
-            forward, backward = self.csr, self.csc if csc else Csr(None, None, None, None, 0)  # type: ignore[arg-type]
+            forward, backward = self.csr, self.csc if csc else Csr(None, None, None, None, [])  # type: ignore[arg-type]
+            sides = ("by_src", "by_dst") if self._flipped else ("by_dst", "by_src")
+            forward = self._scheduled(sides[0], forward, tuned.schedule)
+            if csc:
+                backward = self._scheduled(sides[1], backward, tuned.schedule)
+            if tuned.slab:
+                forward = forward._replace(layout=[*forward.layout, tuned.slab])
             if not permuted:
                 forward, backward = forward._replace(perm=None), backward._replace(perm=None)
-            found = self._shared[key] = (*forward, *backward)
+            found = self._args[key] = (*forward, *backward)
         return found
+
+    def _default(self, row_bytes: int) -> Tuned:
+        """What the settings ask for. ``auto`` is the locality schedule once there is one, where rows gather enough to outweigh that
+        their indices are then read out of order."""
+        if self.device.type != "cuda" or torch.compiler.is_compiling():
+            return ID_ORDER
+        kind = settings().schedule
+        if kind != "auto":
+            return Tuned("gar", kind, 0)
+        if isinstance(self._shared.get("locality"), dict) and row_bytes * self.num_edges >= schedule.MIN_GATHERED * self.num_dst:
+            return LOCALITY
+        return NARROW if schedule.narrow(row_bytes, self.num_src, self.num_dst, self.num_edges, self.device) else ID_ORDER
+
+    def _scheduled(self, side: str, csr: Csr, kind: str) -> Csr:
+        """A format with the schedule of a kind."""
+        if kind == "off":
+            return csr
+        schedules = self._shared.setdefault("schedules", {})
+        if (side, kind) not in schedules:
+            with self._shared["lock"], torch.no_grad(), torch.inference_mode(False):
+                if kind == "degree":
+                    order = schedule.by_degree(csr.rowptr)
+                elif self.num_src != self.num_dst:
+                    return csr  # clusters are of a graph's nodes; sources and destinations are different ones here
+                else:
+                    if "order" not in self._shared:
+                        job = schedule.Locality({side: csr}, self.num_edges)
+                        job.wait()
+                        self._shared["order"] = job.order
+                    order = self._shared["order"]
+                items, layout = schedule.build(csr.rowptr, self.num_edges, order)
+                schedules[side, kind] = schedule.Schedule(items, layout.tolist())
+        found = schedules[side, kind]
+        return csr._replace(schedule=found.items, layout=found.layout)
+
+    def consider_locality(self, x_bytes: int) -> None:
+        """Called before each aggregation on CUDA: after some uses of a graph that it is expected to help, starts to make a locality
+        schedule, and takes it over once it is there. Waits for nothing."""
+        state = self._shared.get("locality")
+        if isinstance(state, (str, dict)) or settings().schedule != "auto":
+            return
+        if state is None:
+            if self.uses < schedule.USES:
+                return
+            if self.num_src != self.num_dst or not schedule.expected_to_pay(self.num_dst, self.num_edges, x_bytes, self.device):
+                return
+            if not torch.cuda.is_current_stream_capturing():
+                sides = {side: self._shared[side] for side in ("by_dst", "by_src") if side in self._shared}
+                self._shared["locality"] = schedule.Locality(sides, self.num_edges)
+            return
+        if torch.cuda.is_current_stream_capturing() or not state.ready():
+            return
+        with self._shared["lock"]:
+            before, after = state.near
+            if not state.pays:
+                self._shared["locality"] = "id order is as good"
+            else:
+                self._shared["order"] = state.order
+                self._shared.setdefault("schedules", {}).update({(s, "locality"): v for s, v in state.schedules().items()})
+                self._shared["locality"] = {"near": (before, after), "milliseconds": state.milliseconds}
+        scheduled(repr(self), before, after, state.milliseconds, state.pays)
+        cache.grew()
 
     def slot_weights(self, weight: Tensor, csc: bool) -> tuple[Tensor, Tensor | None] | None:
         """The weight ``[num_edges]`` or ``[num_edges, H]`` in the slot orders of CSR and CSC, kept from the second time the same,
@@ -247,9 +341,15 @@ class Graph:
     def nbytes(self) -> int:
         """Bytes of the formats and weights kept, without the user's own tensors."""
         total = sum(self._shared[side].nbytes for side in ("by_dst", "by_src") if side in self._shared)
+        total += self.schedule_nbytes
         for _, _, orders in list(self._shared["weights"].values()):
             total += sum(t.nbytes for t in list(orders.values()))
         return total
+
+    @property
+    def schedule_nbytes(self) -> int:
+        """Bytes of the schedules kept besides the one of each format."""
+        return sum(s.items.nbytes for s in list(self._shared.get("schedules", {}).values()))
 
     def __repr__(self) -> str:
         formats = [n for n, k in (("coo", "coo"), ("csr", "by_dst"), ("csc", "by_src")) if k in self._shared]
@@ -283,43 +383,12 @@ def _int32(t: Tensor) -> Tensor:
 
 
 def _with_schedule(rowptr: Tensor, col: Tensor, perm: Tensor | None) -> Csr:
-    if rowptr.device.type != "cuda":
-        return Csr(rowptr, col, perm, None, 0)
-    schedule, num_pieces = build_schedule(rowptr, col.numel())
-    return Csr(rowptr, col, perm, schedule, num_pieces)
+    items, layout = _schedule(rowptr, col.numel())
+    return Csr(rowptr, col, perm, items, [] if layout is None else layout.tolist())
 
 
-def build_schedule(rowptr: Tensor, num_edges: int) -> tuple[Tensor, int]:
-    """Splits rows into work items of about equal size for one warp each.
-
-    Rows longer than a piece are cut (pieces first, so that they start early), all others are one item, in order. A piece has 128
-    to 1,024 edges: few enough that the device's resident warps get several items each, many enough that combining is cheap.
-
-    Returns:
-        ``[items, 4]`` int32 of (row, first slot, last slot + 1, number of pieces of the row if this is its first piece, -1 if it
-        is another one, 0 for a whole row), and the number of pieces.
-    """
-    piece = min(max(num_edges // 16384, 128), 1024)
-    start, degree = rowptr[:-1].long(), rowptr.diff().long()
-    long = (degree > piece).nonzero().view(-1)
-    count = (degree[long] + piece - 1) // piece
-    total = int(count.sum())
-    row = torch.repeat_interleave(long, count, output_size=total)
-    nth = torch.arange(total, device=rowptr.device) - torch.repeat_interleave(count.cumsum(0) - count, count, output_size=total)
-    begin = start[row] + nth * piece
-    end = torch.minimum(begin + piece, start[row] + degree[row])
-    pieces = torch.where(nth == 0, torch.repeat_interleave(count, count, output_size=total), -1)
-    whole = (degree <= piece).nonzero().view(-1)
-    items = torch.stack(
-        [
-            torch.cat([row, whole]),
-            torch.cat([begin, start[whole]]),
-            torch.cat([end, start[whole] + degree[whole]]),
-            torch.cat([pieces, torch.zeros_like(whole)]),
-        ],
-        dim=1,
-    )
-    return items.to(torch.int32).contiguous(), total
+def _schedule(rowptr: Tensor, num_edges: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    return schedule.build(rowptr, num_edges) if rowptr.device.type == "cuda" else (None, None)
 
 
 class Cache:
@@ -382,6 +451,13 @@ class Cache:
     @property
     def nbytes(self) -> int:
         return sum(nbytes_of(entry[2]) for entry in list(self._entries.values()))
+
+    @property
+    def schedule_nbytes(self) -> int:
+        """Of :attr:`nbytes`, those of the schedules of CUDA graphs."""
+        graphs = [entry[2] for entry in list(self._entries.values()) if isinstance(entry[2], Graph)]
+        formats = [g._shared[side].schedule for g in graphs for side in ("by_dst", "by_src") if side in g._shared]
+        return sum(t.nbytes for t in formats if t is not None) + sum(g.schedule_nbytes for g in graphs)
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -26,12 +26,15 @@ class Report:
         kernels: calls by (place, kernel, reason), where a place is such as ``"pyg GCNConv"``.
         fallbacks: calls that took the framework's own path, by (place, reason).
         patches: what is patched, by framework; an entry that was left alone says why.
-        cache: entries, bytes, hits, misses and evictions of the graph cache.
+        schedules: locality schedules made: the graph, the share of edges whose source is near in id order and by clusters, the
+            device time it took in milliseconds, and whether it is used.
+        cache: entries, bytes (of these, of schedules), hits, misses and evictions of the graph cache.
     """
 
     kernels: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     fallbacks: Counter[tuple[str, str]] = field(default_factory=Counter)
     patches: dict[str, dict[str, str]] = field(default_factory=dict)
+    schedules: list[dict[str, Any]] = field(default_factory=list)
     cache: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -40,6 +43,7 @@ class Report:
             "kernels": [dict(zip(("place", "kernel", "reason"), k), calls=n) for k, n in sorted(self.kernels.items())],
             "fallbacks": [dict(zip(("place", "reason"), k), calls=n) for k, n in sorted(self.fallbacks.items())],
             "patches": self.patches,
+            "schedules": self.schedules,
             "cache": self.cache,
         }
 
@@ -59,6 +63,11 @@ class Report:
                 console.print(table)
             else:
                 console.print(f"{title}: none")
+        for made in self.schedules:
+            console.print(
+                f"Locality schedule of {made['graph']}: {made['near_before']:.0%} -> {made['near_after']:.0%} of the edges near, "
+                f"{made['milliseconds']:.1f} ms in the background; {'in use' if made['used'] else 'not used: id order is as good'}"
+            )
         console.print("Graph cache: " + ", ".join(f"{name} {value:,}" for name, value in self.cache.items()))
         for framework, patches in self.patches.items():
             console.print(f"{framework}: " + "; ".join(f"{name}: {state}" for name, state in patches.items()))
@@ -80,6 +89,16 @@ def ran(place: str, kernel: str, reason: str) -> None:
             _counts.kernels[key] += 1
     if settings().log == "debug":
         _emit(f"{place}: {kernel} ({reason})")
+
+
+def scheduled(graph: str, near_before: float, near_after: float, milliseconds: float, used: bool) -> None:
+    """Remembers what a locality schedule cost and what it does."""
+    made = {"graph": graph, "near_before": near_before, "near_after": near_after, "milliseconds": milliseconds, "used": used}
+    with _lock:
+        if len(_counts.schedules) < _MOST:
+            _counts.schedules.append(made)
+    if settings().log != "off":
+        _emit(f"locality schedule of {graph}: {near_before:.0%} -> {near_after:.0%} near, {milliseconds:.1f} ms, used: {used}")
 
 
 def fell_back(place: str, reason: str) -> None:
@@ -126,10 +145,12 @@ def report() -> Report:
     from gnnfast.graph import cache
 
     with _lock:
-        snapshot = Report(Counter(_counts.kernels), Counter(_counts.fallbacks), {k: dict(v) for k, v in _counts.patches.items()})
+        patches = {k: dict(v) for k, v in _counts.patches.items()}
+        snapshot = Report(Counter(_counts.kernels), Counter(_counts.fallbacks), patches, list(_counts.schedules))
     snapshot.cache = {
         "entries": len(cache),
         "bytes": cache.nbytes,
+        "schedule bytes": cache.schedule_nbytes,
         "hits": cache.hits,
         "misses": cache.misses,
         "evictions": cache.evictions,
@@ -142,3 +163,4 @@ def clear_report() -> None:
     with _lock:
         _counts.kernels.clear()
         _counts.fallbacks.clear()
+        _counts.schedules.clear()

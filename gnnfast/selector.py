@@ -1,39 +1,77 @@
-"""Which kernel serves an aggregation: a pure function of the graph's statistics, the request and the settings."""
+"""Which kernel serves an aggregation: a pure function of the graph's statistics, the request, the settings and what kernels were
+measured to cost."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from gnnfast.config import Settings
 
 
-@dataclass(frozen=True)
-class Statistics:
+class Statistics(NamedTuple):
     """What the choice depends on. ``uses`` counts earlier aggregations over the graph; ``converted`` says that the formats that
     GAR needs (CSR, and CSC for a gradient) exist; ``has_coo`` that the edges are there as COO."""
 
     device: str
-    average_degree: float
+    num_src: int
+    num_dst: int
+    num_edges: int
     uses: int
     converted: bool
     has_coo: bool
 
+    @property
+    def average_degree(self) -> float:
+        return self.num_edges / max(self.num_dst, 1)
 
-@dataclass(frozen=True)
-class Request:
-    """An aggregation: ``reduce`` is sum, mean, max or min; ``needs_grad`` says that some gradient will be asked for."""
+
+class Request(NamedTuple):
+    """An aggregation: ``reduce`` is sum, mean, max or min; ``needs_grad`` says that some gradient will be asked for; features have
+    ``width`` elements of ``itemsize`` bytes."""
 
     reduce: str
     needs_grad: bool
     deterministic: bool
+    width: int
+    itemsize: int
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """``kernel`` is ``"gas"`` or ``"gar"``; ``reason`` is shown by ``gnnfast.report()``."""
 
     kernel: str
     reason: str
+
+
+class Costs(NamedTuple):
+    """What one aggregation over a graph seen for the first time was measured to cost on a device, in milliseconds: each a sum of
+    coefficients times the terms that :func:`terms` lists (``benchmarks/calibrate.py`` measures and fits them)."""
+
+    gas: Sequence[float]
+    convert_gar: Sequence[float]
+
+    def of(self, kernel: str, values: Sequence[float]) -> float:
+        return sum(c * v for c, v in zip(self.gas if kernel == "gas" else self.convert_gar, values))
+
+
+def terms(num_src: int, num_dst: int, num_edges: int, width: int, itemsize: int) -> tuple[float, ...]:
+    """What costs depend on: calls, millions of edges and nodes, billions of bytes of messages and of features."""
+    nodes = num_src + num_dst
+    return 1.0, num_edges / 1e6, nodes / 1e6, num_edges * width * itemsize / 1e9, nodes * width * itemsize / 1e9
+
+
+@lru_cache
+def costs(itemsize: int) -> Costs:
+    """The calibration that ships, for features of 2 or of 4 and more bytes."""
+    table: dict[str, Any] = json.loads(Path(__file__).with_name("calibration.json").read_text())
+    return Costs(**table["costs"]["2" if itemsize == 2 else "4"])
+
+
+CONVERTED = Choice("gar", "CSR exists")
 
 
 def select(graph: Statistics, request: Request, settings: Settings) -> Choice:
@@ -47,11 +85,16 @@ def select(graph: Statistics, request: Request, settings: Settings) -> Choice:
     if settings.kernel in ("gas", "gar"):
         return Choice(settings.kernel, f"kernel={settings.kernel} is set")
     if graph.converted:
-        return Choice("gar", "CSR exists")
+        return CONVERTED
     if graph.device == "cpu":
         return Choice("gar", "on a CPU converting costs less than one scatter")
     if graph.uses > 0:
         return Choice("gar", "the graph was seen before")
-    if graph.average_degree >= settings.degree_threshold:
-        return Choice("gar", f"average degree {graph.average_degree:.1f} >= {settings.degree_threshold:g}")
-    return Choice("gas", f"first seen, average degree {graph.average_degree:.1f} < {settings.degree_threshold:g}")
+    if settings.degree_threshold is not None:
+        few = graph.average_degree < settings.degree_threshold
+        return Choice("gas" if few else "gar", f"first seen, average degree {'<' if few else '>='} {settings.degree_threshold:g}")
+    measured = costs(request.itemsize)
+    values = terms(graph.num_src, graph.num_dst, graph.num_edges, request.width, request.itemsize)
+    if measured.of("gas", values) < measured.of("convert_gar", values):
+        return Choice("gas", "first seen, and cheaper than converting by the calibration")
+    return Choice("gar", "first seen, and converting pays at once by the calibration")

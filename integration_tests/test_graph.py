@@ -11,7 +11,7 @@ import torch
 from graphs import GRAPHS
 
 from gnnfast import Graph
-from gnnfast.graph import Cache, build_schedule, cache
+from gnnfast.graph import Cache, cache
 
 
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
@@ -49,20 +49,26 @@ def test_from_compressed(device):
             assert pairs == {tuple(p) for p in torch.stack([expected.col, expected.perm]).t().tolist()}
 
 
+@pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("name", ["hub", "no_edges", "isolated", "random"])
-def test_schedule_covers_every_slot_once(name, device):
+def test_schedule_covers_every_slot_once(name, ordered, device):
+    if device.type != "cuda":
+        pytest.skip("only CUDA kernels have a schedule")
     edge_index, num_src, num_dst = GRAPHS[name]()
     csr = Graph.from_edge_index(edge_index.to(device), (num_src, num_dst)).csr
-    schedule, pieces = build_schedule(csr.rowptr, csr.col.numel())
-    slots, rowptr = [], csr.rowptr.tolist()
-    for i, (row, begin, end, count) in enumerate(schedule.tolist()):
-        assert rowptr[row] <= begin <= end <= rowptr[row + 1]
+    order = torch.randperm(num_dst, device=device, dtype=torch.int32) if ordered else None
+    items, layout = torch.ops.gnnfast.schedule(csr.rowptr, order, csr.col.numel())
+    used, pieces, for_block, for_warp = layout.tolist()
+    items, slots, rowptr = items[:used].tolist(), [], csr.rowptr.tolist()
+    limits = [8192] * for_block + [1024] * for_warp + [32] * (used - for_block - for_warp)
+    for i, ((row, begin, end, count), limit) in enumerate(zip(items, limits)):
+        assert rowptr[row] <= begin <= end <= rowptr[row + 1] and end - begin <= limit
         slots += range(begin, end)
         assert (count != 0) == (i < pieces)
         if count > 0:
-            assert [s[0] for s in schedule[i : i + count].tolist()] == [row] * count
+            assert [s[0] for s in items[i : i + count]] == [row] * count
     assert sorted(slots) == list(range(csr.col.numel()))
-    assert {s[0] for s in schedule.tolist()} == set(range(num_dst))
+    assert sorted({s[0] for s in items}) == list(range(num_dst))
 
 
 @pytest.mark.parametrize(

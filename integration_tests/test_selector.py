@@ -7,22 +7,21 @@ import pytest
 from gnnfast.config import Settings
 from gnnfast.selector import Request, Statistics, select
 
-SEEN_ONCE = Statistics(device="cuda", average_degree=4.0, uses=0, converted=False, has_coo=True)
-SUM = Request("sum", needs_grad=True, deterministic=False)
+SEEN_ONCE = Statistics("cuda", num_src=10_000, num_dst=10_000, num_edges=40_000, uses=0, converted=False, has_coo=True)
+SUM = Request("sum", needs_grad=True, deterministic=False, width=64, itemsize=4)
 
 
 def _with(record, **changes):
-    import dataclasses
-
-    return dataclasses.replace(record, **changes)
+    return record._replace(**changes)
 
 
 @pytest.mark.parametrize(
     "graph,request_,settings,kernel,reason",
     [
-        (SEEN_ONCE, SUM, Settings(), "gas", "first seen, average degree 4.0 < 8"),
-        (_with(SEEN_ONCE, average_degree=90.0), SUM, Settings(), "gar", "average degree 90.0 >= 8"),
-        (SEEN_ONCE, SUM, Settings(degree_threshold=2.0), "gar", "average degree 4.0 >= 2"),
+        (SEEN_ONCE, SUM, Settings(), "gas", "first seen, and cheaper"),
+        (_with(SEEN_ONCE, num_edges=40_000_000), SUM, Settings(), "gar", "first seen, and converting pays"),
+        (SEEN_ONCE, SUM, Settings(degree_threshold=2.0), "gar", "average degree >= 2"),
+        (SEEN_ONCE, SUM, Settings(degree_threshold=5.0), "gas", "average degree < 5"),
         (_with(SEEN_ONCE, uses=1), SUM, Settings(), "gar", "seen before"),
         (_with(SEEN_ONCE, converted=True), SUM, Settings(), "gar", "CSR exists"),
         (_with(SEEN_ONCE, device="cpu"), SUM, Settings(), "gar", "on a CPU"),

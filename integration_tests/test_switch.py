@@ -204,7 +204,10 @@ def test_impossible_environment_values(variable, value, accepts, run_python):
 
 
 def test_override_rejects_what_it_does_not_know():
-    with pytest.raises(TypeError, match="accepts kernel, degree_threshold, strict"), gnnfast.override(kernle="gas"):
+    with (
+        pytest.raises(TypeError, match="accepts kernel, degree_threshold, schedule, autotune, strict"),
+        gnnfast.override(kernle="gas"),
+    ):
         pass
     with pytest.raises(ValueError, match="kernel accepts auto, gas or gar"), gnnfast.override(kernel="fast"):
         pass

@@ -2,14 +2,17 @@
 #include <torch/csrc/stable/library.h>
 
 // A matrix in CSR and its transpose, which only the autograd formulas read; see common/csr.h.
-#define GNNFAST_GRAPH                                                           \
-  "Tensor rowptr, Tensor col, Tensor? perm, Tensor? schedule, int num_pieces, " \
-  "Tensor? rowptr_t, Tensor? col_t, Tensor? perm_t, Tensor? schedule_t, int num_pieces_t"
+#define GNNFAST_GRAPH                                                         \
+  "Tensor rowptr, Tensor col, Tensor? perm, Tensor? schedule, int[] layout, " \
+  "Tensor? rowptr_t, Tensor? col_t, Tensor? perm_t, Tensor? schedule_t, int[] layout_t"
 
 STABLE_TORCH_LIBRARY(gnnfast, m) {
   // graph/convert.h
-  m.def("coo_to_csr(Tensor row, Tensor column, int num_rows, int num_cols) -> (Tensor, Tensor, Tensor)");
-  m.def("check_coo(Tensor row, Tensor column, int num_rows, int num_cols) -> ()");
+  m.def("coo_to_csr(Tensor row, Tensor column, int num_rows, int num_cols) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def("coo_facts(Tensor row, Tensor column) -> Tensor");
+  // graph/schedule.h
+  m.def("schedule(Tensor rowptr, Tensor? order, int num_edges) -> (Tensor, Tensor)");
+  m.def("cluster(Tensor rowptr, Tensor col, int rounds, int fullest) -> (Tensor, Tensor)");
   // spmm/spmm.h
   m.def("spmm(" GNNFAST_GRAPH ", Tensor? weight, Tensor? weight_t, Tensor x, bool mean) -> Tensor");
   m.def("spmm_max(" GNNFAST_GRAPH ", Tensor? weight, Tensor x, bool minimum, int ties, float empty) -> (Tensor, Tensor)");

@@ -1,62 +1,82 @@
-"""COO to CSR. Contract: ``plugin_src/graph/convert.h``."""
+"""COO to CSR, and what of a CSR matrix the CUDA kernels work by. Contracts: ``plugin_src/graph/``."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+FACTS = 5  # numbers in the facts of an edge list
 
-def coo_to_csr(row: Tensor, column: Tensor, num_rows: int, num_cols: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Sorts edges by row, stably.
+
+def coo_to_csr(row: Tensor, column: Tensor, num_rows: int, num_cols: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sorts edges by row, stably, without waiting for the device.
 
     Args:
         row: ``[num_edges]``, int32 or int64, any order.
         column: ``[num_edges]``, the same dtype.
 
     Returns:
-        ``rowptr [num_rows + 1]``, ``col [num_edges]`` and ``perm [num_edges]`` (the edge id of each slot; ``None`` where rows
-        came sorted, so that slots are edge ids), all int32.
+        ``rowptr [num_rows + 1]``, ``col [num_edges]`` and ``perm [num_edges]`` (the edge id of each slot; may be empty where rows
+        came sorted), all int32, and the facts for :func:`check_facts`, which must pass before the others are used.
 
     Raises:
-        IndexError: an index is out of range.
         ValueError: the graph has 2^31 - 1 or more nodes or edges.
     """
     try:
-        rowptr, col, perm = torch.ops.gnnfast.coo_to_csr(row, column, num_rows, num_cols)
+        return torch.ops.gnnfast.coo_to_csr(row, column, num_rows, num_cols)
     except RuntimeError as error:
         raise _typed(error) from None
-    return rowptr, col, perm if perm.numel() else None
 
 
-def check_coo(row: Tensor, column: Tensor, num_rows: int, num_cols: int) -> None:
-    """Checks index ranges only; raises as :func:`coo_to_csr`."""
+def coo_facts(row: Tensor, column: Tensor) -> Tensor:
+    """The facts of an edge list alone."""
     try:
-        torch.ops.gnnfast.check_coo(row, column, num_rows, num_cols)
+        return torch.ops.gnnfast.coo_facts(row, column)
     except RuntimeError as error:
         raise _typed(error) from None
+
+
+def check_facts(facts: Sequence[int], num_rows: int, num_cols: int, num_edges: int) -> bool:
+    """Raises IndexError if an index is out of range; the message names the bound and the value. Returns whether the rows came
+    sorted."""
+    row_min, row_max, col_min, col_max, is_sorted = facts
+    if num_edges:
+        for name, low, high, size in (("row", row_min, row_max, num_rows), ("column", col_min, col_max, num_cols)):
+            if low < 0 or high >= size:
+                raise IndexError(f"{name} index {low if low < 0 else high} is out of range [0, {size})")
+    return bool(is_sorted)
 
 
 def _typed(error: RuntimeError) -> Exception:
     message = str(error).splitlines()[0] if str(error) else ""
     start = message.find("gnnfast: ")
-    if start < 0:
-        return error
-    message = message[start + len("gnnfast: ") :]
-    if "out of range" in message:
-        return IndexError(message)
-    return ValueError(message)
+    return error if start < 0 else ValueError(message[start + len("gnnfast: ") :])
 
 
 @torch.library.register_fake("gnnfast::coo_to_csr")
-def _(row: Tensor, column: Tensor, num_rows: int, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
+def _(row: Tensor, column: Tensor, num_rows: int, num_cols: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     slots = torch.library.get_ctx().new_dynamic_size()
     return (
         row.new_empty(num_rows + 1, dtype=torch.int32),
         row.new_empty(row.shape[0], dtype=torch.int32),
         row.new_empty(slots, dtype=torch.int32),
+        row.new_empty(FACTS, dtype=torch.int64),
     )
 
 
-@torch.library.register_fake("gnnfast::check_coo")
-def _(row: Tensor, column: Tensor, num_rows: int, num_cols: int) -> None:
-    return None
+@torch.library.register_fake("gnnfast::coo_facts")
+def _(row: Tensor, column: Tensor) -> Tensor:
+    return row.new_empty(FACTS, dtype=torch.int64)
+
+
+@torch.library.register_fake("gnnfast::schedule")
+def _(rowptr: Tensor, order: Tensor | None, num_edges: int) -> tuple[Tensor, Tensor]:
+    items = torch.library.get_ctx().new_dynamic_size()
+    return rowptr.new_empty(items, 4), rowptr.new_empty(4, dtype=torch.int64)
+
+
+@torch.library.register_fake("gnnfast::cluster")
+def _(rowptr: Tensor, col: Tensor, rounds: int, fullest: int) -> tuple[Tensor, Tensor]:
+    return rowptr.new_empty(rowptr.shape[0] - 1), rowptr.new_empty(3, dtype=torch.int64)

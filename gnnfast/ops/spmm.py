@@ -1,11 +1,13 @@
 """SpMM over CSR (GAR). Contract and citations: ``plugin_src/spmm/spmm_args.h``.
 
-Every op takes a matrix A and its transpose as two times ``rowptr, col, perm, schedule, num_pieces``; a backward pass swaps them.
+Every op takes a matrix A and its transpose as two times ``rowptr, col, perm, schedule, layout``; a backward pass swaps them.
 Letters in comments: N columns (sources), M rows (destinations), E edges, H heads, F features, H divides F.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +32,7 @@ def save(ctx: Any, graph: tuple[Any, ...], *tensors: Tensor | None) -> None:
     if hasattr(ctx, "graph"):  # run by Eager; the graph's arrays are ours and never change, so they need no bookkeeping
         ctx.save_for_backward(*tensors)
     else:
-        ctx.pieces = graph[4], graph[9]
+        ctx.layouts = graph[4], graph[9]
         ctx.save_for_backward(*graph[:4], *graph[5:9], *tensors)
 
 
@@ -39,12 +41,15 @@ def saved(ctx: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     s = ctx.saved_tensors
     if hasattr(ctx, "graph"):
         return ctx.graph, s
-    return (*s[:4], ctx.pieces[0], *s[4:8], ctx.pieces[1]), s[8:]
+    return (*s[:4], ctx.layouts[0], *s[4:8], ctx.layouts[1]), s[8:]
 
 
 def needs(ctx: Any) -> tuple[bool, ...]:
     """Which of the arguments after the graph need a gradient."""
     return ctx.needs_input_grad[1:-1] if hasattr(ctx, "graph") else ctx.needs_input_grad[GRAPH_ARGS:]
+
+
+_below_autograd: Callable[[], AbstractContextManager[None]] = getattr(torch._C, "_AutoDispatchBelowAutograd", nullcontext)
 
 
 class Formula(NamedTuple):
@@ -64,7 +69,8 @@ class Eager(torch.autograd.Function):
         formula = inputs[-1]
         arguments = (*graph, *inputs[:-1])
         ctx.graph, ctx.formula = graph, formula.backward
-        output = formula.op(*arguments)
+        with _below_autograd():
+            output = formula.op(*arguments)
         formula.setup(ctx, arguments, output)
         return output
 
@@ -81,9 +87,12 @@ def register(formula: Formula) -> Formula:
 
 def call(formula: Formula, needs_grad: bool, graph: tuple[Any, ...], *arguments: Any) -> Any:
     """Runs an op so that it can be differentiated if ``needs_grad``."""
-    if needs_grad and not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        return formula.op(*graph, *arguments)
+    if needs_grad:
         return Eager.apply(graph, *arguments, formula)
-    return formula.op(*graph, *arguments)
+    with _below_autograd():  # the registered autograd kernel is Python, and passing through it costs as much as a small graph
+        return formula.op(*graph, *arguments)
 
 
 def edges(graph: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:

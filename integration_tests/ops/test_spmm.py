@@ -208,7 +208,7 @@ def _op_samples(device):
     xg, wg, gg = x.clone().requires_grad_(), w.clone().requires_grad_(), g.clone().requires_grad_()
     return [
         (ops.coo_to_csr, (dst, src, 40, 50)),
-        (ops.check_coo, (dst, src, 40, 50)),
+        (ops.coo_facts, (dst, src)),
         (ops.spmm, (*args, wg, None, xg, True)),
         (ops.spmm, (*args, None, None, xg, False)),
         (ops.spmm_backward, (*back, wg, xg, gg)),

@@ -1,12 +1,15 @@
 // Argument checks shared by the CPU and the CUDA half of every op. Messages name the argument, what was expected and what came.
 #pragma once
 
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 
@@ -41,6 +44,23 @@ inline void check_same_device(const char* name, const Tensor& t, const Tensor& r
                   " is on another device than the features");
 }
 
+// Asking costs less than a call of the dispatcher that does nothing.
+inline Tensor as_contiguous(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
+
+// An uninitialised, contiguous tensor on the device of `ref`, without a call of the dispatcher: small graphs feel each.
+inline Tensor make_empty(const Tensor& ref, std::initializer_list<int64_t> sizes, ScalarType dtype) {
+  int64_t strides[4] = {1, 1, 1, 1};
+  const int64_t* size = sizes.begin();
+  for (int64_t d = static_cast<int64_t>(sizes.size()) - 2; d >= 0; --d)
+    strides[d] = strides[d + 1] * std::max<int64_t>(size[d + 1], 1);
+  int32_t device = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(ref.get(), &device));
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), size, strides,
+                                                  static_cast<int32_t>(dtype), device, ref.get_device_index(), &handle));
+  return Tensor(handle);
+}
+
 // A graph array: int32, one-dimensional, contiguous, on the device of the features.
 inline const int32_t* check_index(const char* name, const Tensor& t, const Tensor& ref) {
   check_dtype(name, t, ScalarType::Int);
@@ -57,7 +77,7 @@ inline const int32_t* check_index(const char* name, const OptTensor& t, const Te
 inline Tensor check_features(const char* name, const Tensor& t, int64_t rows) {
   check_dim(name, t, 2);
   if (rows >= 0) check_size(name, t, 0, rows);
-  return torch::stable::contiguous(t);
+  return as_contiguous(t);
 }
 
 }  // namespace gnnfast

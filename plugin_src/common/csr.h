@@ -1,18 +1,20 @@
 // CSR arguments of an op: their parameters and their checks.
 #pragma once
 
+#include <vector>
+
 #include "device.h"
 
 namespace gnnfast {
 
 // Every CSR op takes the matrix it runs over and, for the autograd formulas in Python, its transpose, which kernels ignore.
-#define GNNFAST_GRAPH_PARAMS                                                                                     \
-  const Tensor &rowptr, const Tensor &col, const OptTensor &perm, const OptTensor &schedule, int64_t num_pieces, \
-      const OptTensor & /*rowptr_t*/, const OptTensor & /*col_t*/, const OptTensor & /*perm_t*/,                 \
-      const OptTensor & /*schedule_t*/, int64_t /*num_pieces_t*/
+#define GNNFAST_GRAPH_PARAMS                                                                                              \
+  const Tensor &rowptr, const Tensor &col, const OptTensor &perm, const OptTensor &schedule, std::vector<int64_t> layout, \
+      const OptTensor & /*rowptr_t*/, const OptTensor & /*col_t*/, const OptTensor & /*perm_t*/,                          \
+      const OptTensor & /*schedule_t*/, std::vector<int64_t> /*layout_t*/
 
 inline Csr check_csr(const Tensor& rowptr, const Tensor& col, const OptTensor& perm, const OptTensor& schedule,
-                     int64_t num_pieces, const Tensor& ref) {
+                     const std::vector<int64_t>& layout, const Tensor& ref) {
   Csr a{};
   a.rowptr = check_index("rowptr", rowptr, ref);
   a.col = check_index("col", col, ref);
@@ -22,9 +24,15 @@ inline Csr check_csr(const Tensor& rowptr, const Tensor& col, const OptTensor& p
   a.num_edges = col.numel();
   STD_TORCH_CHECK(a.num_rows >= 0, "gnnfast: rowptr must have at least one element");
   if (perm) check_size("perm", *perm, 0, a.num_edges);
-  STD_TORCH_CHECK(!ref.is_cuda() || schedule, "gnnfast: CUDA kernels need the schedule of gnnfast.Graph");
-  a.num_items = schedule ? schedule->numel() / 4 : 0;
-  a.num_pieces = num_pieces;
+  STD_TORCH_CHECK(!ref.is_cuda() || (schedule && layout.size() >= 4),
+                  "gnnfast: CUDA kernels need the schedule of gnnfast.Graph");
+  if (schedule && layout.size() >= 4) {
+    a.num_items = layout[0], a.num_pieces = layout[1], a.num_block_items = layout[2], a.num_warp_items = layout[3];
+    a.slab = layout.size() > 4 ? layout[4] : 0;
+    STD_TORCH_CHECK(0 <= a.num_pieces && a.num_pieces <= a.num_block_items && a.num_warp_items >= 0 &&
+                        a.num_block_items + a.num_warp_items <= a.num_items && a.num_items * 4 <= schedule->numel(),
+                    "gnnfast: the layout does not fit a schedule of shape ", shape_str(*schedule));
+  }
   return a;
 }
 

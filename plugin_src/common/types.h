@@ -44,10 +44,13 @@ struct Csr {
   const int32_t* col;     // [num_edges]
   const int32_t* perm;    // [num_edges], CSR slot -> user's edge id, or null: slots are edge ids
   int64_t num_rows, num_edges;
-  // Work items of the CUDA kernels (gnnfast/graph.py builds them): int4 (row, first slot, last slot + 1, pieces of the row).
-  // The first num_pieces items are pieces of long rows, which are combined in a second kernel; each other item is a whole row.
+  // Work items of the CUDA kernels (graph/schedule.h builds them): int4 (row, first slot, last slot + 1, pieces of the row), in
+  // three sections: num_block_items for a block of threads each, num_warp_items for a warp each, and the rest, short rows, for
+  // a few lanes each. The first num_pieces are pieces of long rows, which are combined in a second kernel; others are whole
+  // rows.
   const int32_t* schedule;  // [num_items, 4] or null
-  int64_t num_items, num_pieces;
+  int64_t num_items, num_pieces, num_block_items, num_warp_items;
+  int64_t slab;  // bytes of features that a pass over the edges covers; 0: the kernel decides
 };
 
 }  // namespace gnnfast

@@ -1,8 +1,10 @@
-// Loads and stores of N consecutive elements, in the accumulation type. N * sizeof(T) is 16 bytes, or N is 1.
+// Loads and stores of N consecutive elements, in the accumulation type. N * sizeof(T) is 16 or 8 bytes, or N is 1.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+
+#include <type_traits>
 
 #include "types.h"
 
@@ -50,31 +52,42 @@ __device__ inline acc_t<T> round_to(acc_t<T> v) {
   return to_acc(from_acc<T>(v));
 }
 
+// Storage of N elements in one register load.
+template <class T, int N>
+struct Raw {
+  static_assert(N == 1 || N * sizeof(T) == 16 || N * sizeof(T) == 8);
+  using Bits = std::conditional_t<N == 1, T, std::conditional_t<N * sizeof(T) == 16, uint4, uint2>>;
+  Bits bits;
+
+  // Volatile, so that the compiler issues all loads of a step before it waits for the first.
+  __device__ void load(const T* p) {
+    if constexpr (sizeof(Bits) == 16)
+      asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
+                   : "l"(p));
+    else if constexpr (N > 1)
+      asm volatile("ld.global.nc.v2.b32 {%0, %1}, [%2];" : "=r"(bits.x), "=r"(bits.y) : "l"(p));
+    else
+      bits = __ldg(p);
+  }
+  __device__ acc_t<T> get(int i) const { return to_acc(reinterpret_cast<const T*>(&bits)[i]); }
+};
+
 template <int N, class T>
 __device__ inline void load_vector(acc_t<T> (&v)[N], const T* p) {
-  if constexpr (N == 1) {
-    v[0] = to_acc(__ldg(p));
-  } else {
-    static_assert(N * sizeof(T) == 16);
-    const uint4 raw = __ldg(reinterpret_cast<const uint4*>(p));
-    const T* elements = reinterpret_cast<const T*>(&raw);
+  Raw<T, N> raw;
+  raw.load(p);
 #pragma unroll
-    for (int i = 0; i < N; ++i) v[i] = to_acc(elements[i]);
-  }
+  for (int i = 0; i < N; ++i) v[i] = raw.get(i);
 }
 
 template <int N, class T>
 __device__ inline void store_vector(T* p, const acc_t<T> (&v)[N]) {
-  if constexpr (N == 1) {
-    *p = from_acc<T>(v[0]);
-  } else {
-    static_assert(N * sizeof(T) == 16);
-    uint4 raw;
-    T* elements = reinterpret_cast<T*>(&raw);
+  Raw<T, N> raw;
+  T* elements = reinterpret_cast<T*>(&raw.bits);
 #pragma unroll
-    for (int i = 0; i < N; ++i) elements[i] = from_acc<T>(v[i]);
-    *reinterpret_cast<uint4*>(p) = raw;
-  }
+  for (int i = 0; i < N; ++i) elements[i] = from_acc<T>(v[i]);
+  *reinterpret_cast<typename Raw<T, N>::Bits*>(p) = raw.bits;
 }
 
 // N int32, N a multiple of 4, or 1.

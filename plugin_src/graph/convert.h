@@ -1,9 +1,11 @@
 // COO to CSR: a stable counting (CPU) or radix (CUDA) sort by row, linear in the number of edges.
 //
-//   rowptr [num_rows + 1] int32, col [E] int32: column of each slot; perm [E] int32: the edge id of each slot, or empty when
-//   the rows came sorted already, so that slots are edge ids. Within a row, slots ascend by edge id.
+//   rowptr [num_rows + 1] int32, col [E] int32: column of each slot; perm [E] int32: the edge id of each slot. Within a row,
+//   slots ascend by edge id. facts [5] int64, on the device of the edges, is a Bounds: the index ranges, and whether the rows
+//   came sorted, so that slots are edge ids; perm may then be empty.
 //
-// Both index ranges are checked here, once, on the way; an index outside names the bound and the value that broke it.
+// Nothing here waits for a device. The caller reads the facts, together with what else it wants to know, and raises the error
+// if an index is outside (gnnfast/ops/convert.py); until then rowptr and col are safe to have and wrong to use.
 #pragma once
 
 #include "common/dtype.h"
@@ -36,14 +38,6 @@ inline CooArgs check_coo_input(const Tensor& row, const Tensor& column, int64_t 
                   "gnnfast: graphs of 2^31 - 1 or more nodes or edges are not supported, got ", row.size(0), " edges, ",
                   num_rows, " rows, ", num_cols, " columns");
   return {row.const_data_ptr(), column.const_data_ptr(), row.scalar_type(), row.size(0), num_rows, num_cols};
-}
-
-inline void check_bounds(const Bounds& b, const CooArgs& args) {
-  if (args.num_edges == 0) return;
-  STD_TORCH_CHECK(b.row_min >= 0 && b.row_max < args.num_rows, "gnnfast: row index ", b.row_min < 0 ? b.row_min : b.row_max,
-                  " is out of range [0, ", args.num_rows, ")");
-  STD_TORCH_CHECK(b.col_min >= 0 && b.col_max < args.num_cols, "gnnfast: column index ", b.col_min < 0 ? b.col_min : b.col_max,
-                  " is out of range [0, ", args.num_cols, ")");
 }
 
 }  // namespace gnnfast

@@ -77,41 +77,48 @@ void copy_sorted(const I* row, const I* column, const CooArgs& args, int32_t* ro
   while (r <= args.num_rows) rowptr[r++] = static_cast<int32_t>(args.num_edges);
 }
 
-std::tuple<Tensor, Tensor, Tensor> coo_to_csr(const Tensor& row_, const Tensor& column_, int64_t num_rows, int64_t num_cols) {
-  const Tensor row = torch::stable::contiguous(row_), column = torch::stable::contiguous(column_);
+Tensor find_facts(const CooArgs& args, const Tensor& ref) {
+  Tensor facts = make_empty(ref, {5}, ScalarType::Long);
+  dispatch_index("edge_index", args.index, [&](auto type) {
+    using I = typename decltype(type)::type;
+    *reinterpret_cast<Bounds*>(facts.mutable_data_ptr<int64_t>()) =
+        find_bounds(static_cast<const I*>(args.row), static_cast<const I*>(args.column), args.num_edges);
+  });
+  return facts;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> coo_to_csr(const Tensor& row_, const Tensor& column_, int64_t num_rows,
+                                                      int64_t num_cols) {
+  const Tensor row = as_contiguous(row_), column = as_contiguous(column_);
   const CooArgs args = check_coo_input(row, column, num_rows, num_cols);
-  Tensor rowptr = torch::stable::new_empty(row, {num_rows + 1}, ScalarType::Int);
-  Tensor col = torch::stable::new_empty(row, {args.num_edges}, ScalarType::Int);
-  Tensor perm;
+  const Tensor facts = find_facts(args, row);
+  const Bounds bounds = *reinterpret_cast<const Bounds*>(facts.const_data_ptr<int64_t>());
+  Tensor rowptr = torch::stable::new_zeros(row, {num_rows + 1}, ScalarType::Int);
+  Tensor col = make_empty(row, {args.num_edges}, ScalarType::Int);
+  Tensor perm = make_empty(row, {bounds.sorted ? 0 : args.num_edges}, ScalarType::Int);
+  if (args.num_edges == 0 || bounds.row_min < 0 || bounds.row_max >= num_rows) return {rowptr, col, perm, facts};
   dispatch_index("edge_index", args.index, [&](auto type) {
     using I = typename decltype(type)::type;
     const I *r = static_cast<const I*>(args.row), *c = static_cast<const I*>(args.column);
-    const Bounds bounds = find_bounds(r, c, args.num_edges);
-    check_bounds(bounds, args);
-    perm = torch::stable::new_empty(row, {bounds.sorted ? 0 : args.num_edges}, ScalarType::Int);
     if (bounds.sorted)
       copy_sorted(r, c, args, rowptr.mutable_data_ptr<int32_t>(), col.mutable_data_ptr<int32_t>());
     else
       sort_by_row(r, c, args, rowptr.mutable_data_ptr<int32_t>(), col.mutable_data_ptr<int32_t>(),
                   perm.mutable_data_ptr<int32_t>());
   });
-  return {rowptr, col, perm};
+  return {rowptr, col, perm, facts};
 }
 
-void check_coo(const Tensor& row_, const Tensor& column_, int64_t num_rows, int64_t num_cols) {
-  const Tensor row = torch::stable::contiguous(row_), column = torch::stable::contiguous(column_);
-  const CooArgs args = check_coo_input(row, column, num_rows, num_cols);
-  dispatch_index("edge_index", args.index, [&](auto type) {
-    using I = typename decltype(type)::type;
-    check_bounds(find_bounds(static_cast<const I*>(args.row), static_cast<const I*>(args.column), args.num_edges), args);
-  });
+Tensor coo_facts(const Tensor& row_, const Tensor& column_) {
+  const Tensor row = as_contiguous(row_), column = as_contiguous(column_);
+  return find_facts(check_coo_input(row, column, 0, 0), row);
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(gnnfast, CPU, m) {
   m.impl("coo_to_csr", TORCH_BOX(&coo_to_csr));
-  m.impl("check_coo", TORCH_BOX(&check_coo));
+  m.impl("coo_facts", TORCH_BOX(&coo_facts));
 }
 
 }  // namespace gnnfast

@@ -16,7 +16,7 @@ __device__ inline void warp_min_max(long long& lo, long long& hi) {
   }
 }
 
-// Smallest and largest row and column, and whether the rows ascend.
+// A Bounds: smallest and largest row and column, and whether the rows ascend.
 template <class I>
 __global__ void __launch_bounds__(kBlock) bounds_kernel(const CooArgs p, long long* found) {
   const I *row = static_cast<const I*>(p.row), *col = static_cast<const I*>(p.column);
@@ -40,25 +40,26 @@ __global__ void init_bounds_kernel(long long* found) {
   found[0] = found[2] = LLONG_MAX, found[1] = found[3] = LLONG_MIN, found[4] = 1;
 }
 
-Bounds find_bounds(const CooArgs& p, const Tensor& ref, cudaStream_t stream) {
-  Tensor found = torch::stable::new_empty(ref, {5}, ScalarType::Long);
-  long long* data = reinterpret_cast<long long*>(found.mutable_data_ptr<int64_t>());
+Tensor find_facts(const CooArgs& p, const Tensor& ref, cudaStream_t stream) {
+  Tensor facts = make_empty(ref, {5}, ScalarType::Long);
+  long long* data = reinterpret_cast<long long*>(facts.mutable_data_ptr<int64_t>());
   init_bounds_kernel<<<1, 1, 0, stream>>>(data);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  if (p.num_edges == 0) return facts;
   const unsigned grid = static_cast<unsigned>(std::min<int64_t>(blocks_for(p.num_edges), 2048));
   dispatch_index("edge_index", p.index,
                  [&](auto type) { bounds_kernel<typename decltype(type)::type><<<grid, kBlock, 0, stream>>>(p, data); });
   STD_CUDA_KERNEL_LAUNCH_CHECK();
-  Bounds b{};
-  STD_CUDA_CHECK(cudaMemcpyAsync(&b, data, sizeof(b), cudaMemcpyDeviceToHost, stream));
-  STD_CUDA_CHECK(cudaStreamSynchronize(stream));
-  return b;
+  return facts;
 }
 
+// A row outside the matrix is sorted behind all others, where no row's slots are.
 template <class I>
 __global__ void __launch_bounds__(kBlock) keys_kernel(const CooArgs p, int32_t* key, int32_t* id) {
   const int64_t e = int64_t{blockIdx.x} * kBlock + threadIdx.x;
   if (e >= p.num_edges) return;
-  key[e] = static_cast<int32_t>(static_cast<const I*>(p.row)[e]);
+  const I row = static_cast<const I*>(p.row)[e];
+  key[e] = row < 0 || row >= p.num_rows ? static_cast<int32_t>(p.num_rows) : static_cast<int32_t>(row);
   id[e] = static_cast<int32_t>(e);
 }
 
@@ -68,42 +69,33 @@ __global__ void __launch_bounds__(kBlock)
     fill_kernel(const CooArgs p, const int32_t* key, const int32_t* perm, int32_t* rowptr, int32_t* col) {
   const int64_t e = int64_t{blockIdx.x} * kBlock + threadIdx.x;
   if (e > p.num_edges) return;
-  auto row_at = [&](int64_t i) { return key ? int64_t{key[i]} : static_cast<int64_t>(static_cast<const I*>(p.row)[i]); };
-  const int64_t from = e == 0 ? 0 : row_at(e - 1) + 1, to = e == p.num_edges ? p.num_rows : row_at(e);
+  const int64_t from = e == 0 ? 0 : key[e - 1] + 1, to = e == p.num_edges ? p.num_rows : key[e];
   for (int64_t r = from; r <= to; ++r) rowptr[r] = static_cast<int32_t>(e);
-  if (e < p.num_edges) col[e] = static_cast<int32_t>(static_cast<const I*>(p.column)[perm ? perm[e] : e]);
+  if (e < p.num_edges) col[e] = static_cast<int32_t>(static_cast<const I*>(p.column)[perm[e]]);
 }
 
-std::tuple<Tensor, Tensor, Tensor> coo_to_csr(const Tensor& row_, const Tensor& column_, int64_t num_rows, int64_t num_cols) {
-  const Tensor row = torch::stable::contiguous(row_), column = torch::stable::contiguous(column_);
+std::tuple<Tensor, Tensor, Tensor, Tensor> coo_to_csr(const Tensor& row_, const Tensor& column_, int64_t num_rows,
+                                                      int64_t num_cols) {
+  const Tensor row = as_contiguous(row_), column = as_contiguous(column_);
   const CooArgs args = check_coo_input(row, column, num_rows, num_cols);
   const Launch launch(row);
-  Tensor rowptr = torch::stable::new_zeros(row, {num_rows + 1}, ScalarType::Int);
-  Tensor col = torch::stable::new_empty(row, {args.num_edges}, ScalarType::Int);
-  Tensor perm = torch::stable::new_empty(row, {0}, ScalarType::Int);
-  if (args.num_edges == 0) return {rowptr, col, perm};
-  const Bounds bounds = find_bounds(args, row, launch.stream);
-  check_bounds(bounds, args);
+  const int64_t edges = args.num_edges;
+  auto scratch = [&](int64_t n, ScalarType t) { return make_empty(row, {n}, t); };
+  Tensor col = scratch(edges, ScalarType::Int), perm = scratch(edges, ScalarType::Int);
+  const Tensor facts = find_facts(args, row, launch.stream);
+  if (edges == 0) return {torch::stable::new_zeros(row, {num_rows + 1}, ScalarType::Int), col, perm, facts};
+  Tensor rowptr = scratch(num_rows + 1, ScalarType::Int);
   dispatch_index("edge_index", args.index, [&](auto type) {
     using I = typename decltype(type)::type;
-    const unsigned grid = blocks_for(args.num_edges + 1);
-    if (bounds.sorted) {
-      fill_kernel<I><<<grid, kBlock, 0, launch.stream>>>(args, nullptr, nullptr, rowptr.mutable_data_ptr<int32_t>(),
-                                                         col.mutable_data_ptr<int32_t>());
-      STD_CUDA_KERNEL_LAUNCH_CHECK();
-      return;
-    }
-    const int64_t edges = args.num_edges;
-    auto scratch = [&](int64_t n, ScalarType t) { return torch::stable::new_empty(row, {n}, t); };
+    const unsigned grid = blocks_for(edges + 1);
     // Four buffers of E int32; col serves as one of them until it is filled.
     Tensor keys = scratch(edges, ScalarType::Int), keys_out = scratch(edges, ScalarType::Int);
-    perm = scratch(edges, ScalarType::Int);
     int32_t *key = keys.mutable_data_ptr<int32_t>(), *key_out = keys_out.mutable_data_ptr<int32_t>();
     int32_t *id = col.mutable_data_ptr<int32_t>(), *id_out = perm.mutable_data_ptr<int32_t>();
     keys_kernel<I><<<grid, kBlock, 0, launch.stream>>>(args, key, id);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
     int bits = 1;
-    while (bits < 31 && (num_rows - 1) >> bits) ++bits;
+    while (bits < 31 && num_rows >> bits) ++bits;
     size_t bytes = 0;
     STD_CUDA_CHECK(cub::DeviceRadixSort::SortPairs(nullptr, bytes, key, key_out, id, id_out, edges, 0, bits, launch.stream));
     Tensor temp = scratch(static_cast<int64_t>(bytes), ScalarType::Byte);
@@ -113,22 +105,21 @@ std::tuple<Tensor, Tensor, Tensor> coo_to_csr(const Tensor& row_, const Tensor& 
                                                        col.mutable_data_ptr<int32_t>());
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
-  return {rowptr, col, perm};
+  return {rowptr, col, perm, facts};
 }
 
-void check_coo(const Tensor& row_, const Tensor& column_, int64_t num_rows, int64_t num_cols) {
-  const Tensor row = torch::stable::contiguous(row_), column = torch::stable::contiguous(column_);
-  const CooArgs args = check_coo_input(row, column, num_rows, num_cols);
-  if (args.num_edges == 0) return;
+Tensor coo_facts(const Tensor& row_, const Tensor& column_) {
+  const Tensor row = as_contiguous(row_), column = as_contiguous(column_);
+  const CooArgs args = check_coo_input(row, column, 0, 0);
   const Launch launch(row);
-  check_bounds(find_bounds(args, row, launch.stream), args);
+  return find_facts(args, row, launch.stream);
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(gnnfast, CUDA, m) {
   m.impl("coo_to_csr", TORCH_BOX(&coo_to_csr));
-  m.impl("check_coo", TORCH_BOX(&check_coo));
+  m.impl("coo_facts", TORCH_BOX(&coo_facts));
 }
 
 }  // namespace gnnfast

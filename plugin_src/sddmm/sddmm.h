@@ -28,12 +28,12 @@ Tensor sddmm(GNNFAST_GRAPH_PARAMS, const Tensor& a_, const Tensor& b_, int64_t h
   check_dtype("b", b, a.scalar_type());
   check_size("b", b, 1, a.size(1));
   check_heads(heads, a.size(1));
-  const Csr m = check_csr(rowptr, col, perm, schedule, num_pieces, a);
-  Tensor out = torch::stable::new_empty(a, {m.num_edges, heads}, a.scalar_type());
+  const Csr m = check_csr(rowptr, col, perm, schedule, layout, a);
+  Tensor out = make_empty(a, {m.num_edges, heads}, a.scalar_type());
   SddmmArgs args = sddmm_args(m, a.size(1), heads, a, b, out);
   args.op = value_ ? kDotWhereEqual : arg ? kDotWhereFirst : kDot;
   const Tensor value = value_ ? check_features("value", *value_, a.size(0)) : a;
-  const Tensor weight = weight_ ? torch::stable::contiguous(*weight_) : out;
+  const Tensor weight = weight_ ? as_contiguous(*weight_) : out;
   STD_TORCH_CHECK(!value_ || weight_, "gnnfast: sddmm with value needs the weight");
   STD_TORCH_CHECK(weight.numel() == out.numel(), "gnnfast: weight of shape ", shape_str(weight), " does not fit ", heads,
                   " heads");
@@ -47,14 +47,14 @@ Tensor sddmm(GNNFAST_GRAPH_PARAMS, const Tensor& a_, const Tensor& b_, int64_t h
 template <class Device>
 Tensor sddmm_coo(const Tensor& row_, const Tensor& column_, const Tensor& a_, const Tensor& b_, int64_t heads) {
   const Tensor a = check_features("a", a_, -1), b = check_features("b", b_, -1);
-  const Tensor row = torch::stable::contiguous(row_), column = torch::stable::contiguous(column_);
+  const Tensor row = as_contiguous(row_), column = as_contiguous(column_);
   check_dtype("b", b, a.scalar_type());
   check_size("b", b, 1, a.size(1));
   check_heads(heads, a.size(1));
   check_dtype("column", column, row.scalar_type());
   check_size("column", column, 0, row.size(0));
   check_same_device("row", row, a);
-  Tensor out = torch::stable::new_empty(a, {row.size(0), heads}, a.scalar_type());
+  Tensor out = make_empty(a, {row.size(0), heads}, a.scalar_type());
   Csr m{};
   m.num_edges = row.size(0);
   SddmmArgs args = sddmm_args(m, a.size(1), heads, a, b, out);

@@ -46,12 +46,16 @@ __device__ inline acc_t<T> dot_partial(const SddmmArgs& p, int64_t row, int64_t 
 
 template <class T, int OP, int VEC>
 __global__ void __launch_bounds__(kBlock) sddmm_csr_kernel(const SddmmArgs p, int lanes) {
-  const int64_t item_id = (int64_t{blockIdx.x} * kBlock + threadIdx.x) / kWarp;
+  // Items for a block of threads are shared by as many warps, one after the other; each other item has a warp.
+  constexpr int kWarps = kBlock / kWarp;
+  const int64_t warp_id = (int64_t{blockIdx.x} * kBlock + threadIdx.x) / kWarp, shared = p.m.num_block_items * kWarps;
+  const int64_t item_id = warp_id < shared ? warp_id / kWarps : p.m.num_block_items + warp_id - shared;
   if (item_id >= p.m.num_items) return;
   const int lane = threadIdx.x % kWarp, t = lane % lanes, group = lane / lanes, groups = kWarp / lanes;
   const int4 item = __ldg(reinterpret_cast<const int4*>(p.m.schedule) + item_id);
-  const int64_t pairs = int64_t{item.z - item.y} * p.heads;
-  for (int64_t base = 0; base < pairs; base += groups) {  // every lane takes part in every shuffle
+  const int64_t pairs = int64_t{item.z - item.y} * p.heads, stride = int64_t{groups} * (warp_id < shared ? kWarps : 1);
+  for (int64_t base = warp_id < shared ? warp_id % kWarps * groups : 0; base < pairs;
+       base += stride) {  // every lane takes part in every shuffle
     const int64_t pair = min(base + group, pairs - 1);
     const int64_t slot = item.y + pair / p.heads, head = pair % p.heads;
     const int64_t edge = p.m.perm ? p.m.perm[slot] : slot;
@@ -75,7 +79,7 @@ void launch_sddmm(const SddmmArgs& p, cudaStream_t stream) {
   int lanes = 1;
   while (lanes < kWarp && lanes * VEC < p.width / p.heads) lanes *= 2;
   if (p.m.rowptr) {
-    const unsigned grid = blocks_for(p.m.num_items * kWarp);
+    const unsigned grid = blocks_for((p.m.num_items + p.m.num_block_items * (kBlock / kWarp - 1)) * kWarp);
     if (p.op == kDot) sddmm_csr_kernel<T, kDot, VEC><<<grid, kBlock, 0, stream>>>(p, lanes);
     if (p.op == kDotWhereEqual) sddmm_csr_kernel<T, kDotWhereEqual, VEC><<<grid, kBlock, 0, stream>>>(p, lanes);
     if (p.op == kDotWhereFirst) sddmm_csr_kernel<T, kDotWhereFirst, VEC><<<grid, kBlock, 0, stream>>>(p, lanes);

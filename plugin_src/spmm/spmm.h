@@ -13,7 +13,7 @@ inline OptTensor check_weight(SpmmArgs& args, const OptTensor& weight, const Ten
   args.heads = 1;
   args.mode = kNoWeight;
   if (!weight) return weight;
-  Tensor w = torch::stable::contiguous(*weight);
+  Tensor w = as_contiguous(*weight);
   check_dtype("weight", w, x.scalar_type());
   check_same_device("weight", w, x);
   STD_TORCH_CHECK(w.dim() == 1 || w.dim() == 2, "gnnfast: weight must be [num_edges] or [num_edges, heads], got ",
@@ -28,14 +28,14 @@ inline OptTensor check_weight(SpmmArgs& args, const OptTensor& weight, const Ten
 }
 
 inline Tensor empty_like_rows(const Tensor& x, int64_t rows, ScalarType dtype) {
-  return torch::stable::new_empty(x, {rows, x.size(1)}, dtype);
+  return make_empty(x, {rows, x.size(1)}, dtype);
 }
 
 template <class Device>
 Tensor spmm(GNNFAST_GRAPH_PARAMS, const OptTensor& weight, const OptTensor& /*weight_t*/, const Tensor& x_, bool mean) {
   const Tensor x = check_features("x", x_, -1);
   SpmmArgs args{};
-  args.a = check_csr(rowptr, col, perm, schedule, num_pieces, x);
+  args.a = check_csr(rowptr, col, perm, schedule, layout, x);
   const OptTensor w = check_weight(args, weight, x);
   args.op = kSum;
   args.mean = mean;
@@ -53,7 +53,7 @@ std::tuple<Tensor, Tensor> spmm_max(GNNFAST_GRAPH_PARAMS, const OptTensor& weigh
   const Tensor x = check_features("x", x_, -1);
   STD_TORCH_CHECK(ties >= 0 && ties <= 2, "gnnfast: ties must be 0, 1 or 2, got ", ties);
   SpmmArgs args{};
-  args.a = check_csr(rowptr, col, perm, schedule, num_pieces, x);
+  args.a = check_csr(rowptr, col, perm, schedule, layout, x);
   const OptTensor w = check_weight(args, weight, x);
   args.op = static_cast<SpmmOp>(kMax + ties);
   args.negate = minimum;
@@ -75,7 +75,7 @@ Tensor spmm_where(GNNFAST_GRAPH_PARAMS, const OptTensor& weight, const Tensor& s
   const Tensor self = check_features("self", self_, rowptr.numel() - 1);
   STD_TORCH_CHECK(value_.has_value() != arg.has_value(), "gnnfast: exactly one of value and arg is needed");
   SpmmArgs args{};
-  args.a = check_csr(rowptr, col, perm, schedule, num_pieces, grad);
+  args.a = check_csr(rowptr, col, perm, schedule, layout, grad);
   const OptTensor w = check_weight(args, weight, grad);
   args.op = value_ ? kSumWhereEqual : kSumWhereFirst;
   args.x = grad.const_data_ptr();
@@ -97,7 +97,7 @@ std::tuple<Tensor, Tensor> spmm_backward(GNNFAST_GRAPH_PARAMS, const Tensor& wei
   const Tensor self = check_features("self", self_, rowptr.numel() - 1);
   check_dtype("self", self, grad.scalar_type());
   SpmmArgs args{};
-  args.a = check_csr(rowptr, col, perm, schedule, num_pieces, grad);
+  args.a = check_csr(rowptr, col, perm, schedule, layout, grad);
   const OptTensor w = check_weight(args, weight, grad);
   args.x = grad.const_data_ptr();
   args.self = self.const_data_ptr();

@@ -1,10 +1,16 @@
-// CUDA SpMM over CSR. A warp owns one work item of the schedule: a row, or a piece of a long row. Its lanes are split into 32 /
-// TPR groups; a group covers TPR * VEC features with 16-byte loads and the groups take the item's edges in turn. Column ids,
-// edge ids and scalar weights of 32 edges are read at once and passed by shuffle, so that up to 8 gathers a lane are in flight.
-// The groups' results are combined by shuffle and stored once: no memset, no atomics. Pieces of long rows go to a workspace,
-// which a second, small kernel combines in the order of the edges, so results do not vary from run to run.
+// CUDA SpMM over CSR. TPR lanes hold VEC features each (16-byte loads) of one row and gather from one edge at a time; 32 / TPR
+// such groups fill a warp. The schedule has three kinds of work items (after the degree bins of Accel-GCN, Xie et al., ICCAD
+// 2023): long rows and pieces of them get a block of 8 warps, others a warp, whose groups take the edges in turn, and rows of
+// at most 32 edges a single group, so that a warp has several of them. Column ids and scalar weights are read once by the lanes
+// and passed by shuffle; at least 8 gathers a lane are in flight. Partial results are combined by shuffle and through shared
+// memory and stored once: no memset, no atomics. Pieces of rows too long for a block go to a workspace, which a second, small
+// kernel combines. Every order is fixed by the graph alone, so results do not vary from run to run, nor with the order of the
+// schedule.
 //
-// Bytes that must move, per edge: 4 (col) + 4 (perm, with weights) + sizeof(weight) + F * sizeof(T) (gather, the bulk).
+// Slabs: blockIdx.y counts slabs of features, and blocks start in the order of blockIdx.x, so that the device works on one slab
+// at a time and more of its X stays in L2, for the price of reading the indices once a slab (slab_bytes).
+//
+// Bytes that must move, per edge: 4 (col) + 4 (perm, with weights) + sizeof(weight), once a slab, and F * sizeof(T) (gather).
 #pragma once
 
 #include <limits>
@@ -17,6 +23,9 @@ namespace gnnfast {
 
 // How a lane finds the weight of its features.
 enum CudaWeight : int { kNone, kScalar, kPerHead, kPerElement };
+
+// Ops worth more code: the others always check whether an edge exists, and have fewer variants.
+constexpr bool is_hot(int op) { return op == kSum || op == kMax || op == kSumAndDot; }
 
 constexpr bool is_max(int op) { return op == kMax || op == kMaxFirst || op == kMaxCount; }
 
@@ -38,154 +47,332 @@ __device__ inline void take_max(A& best, int32_t& aux, A v, int32_t aux_v) {
   if (better) best = v;
 }
 
+constexpr int kMostShortRows = 8;  // short rows a warp takes, one for each group of lanes after another
+
 // Workspace of the pieces: acc_t [num_pieces, F] and, for max and min, int32 [num_pieces, F].
 struct Pieces {
   void* value;
   int32_t* aux;
 };
 
-// Stores the finished values of one row.
-template <class T, int OP, int VEC>
-__device__ inline void store_row(const SpmmArgs& p, int64_t row, int64_t f, acc_t<T> (&acc)[VEC], int32_t (&aux)[VEC],
-                                 int64_t degree) {
-  using A = acc_t<T>;
-  if constexpr (is_max(OP)) {
+// Sums N values over LANES lanes, both powers of two, with fewer shuffles than one sum after the other: while there are several
+// values, half of the lanes hand half of the values to the others. Lane t ends with the sums of values first .. first + n - 1
+// in v[0 .. n - 1], n = max(1, N / LANES).
+template <int N, int LANES, class A>
+__device__ inline int sum_many(A (&v)[N], int t) {
+  int first = 0;
 #pragma unroll
-    for (int i = 0; i < VEC; ++i) {
-      acc[i] = degree == 0 ? static_cast<A>(p.empty) : p.negate ? -acc[i] : acc[i];
-      if constexpr (OP != kMax) {
-        int32_t value = degree == 0 && OP == kMaxFirst ? -1 : aux[i];
-        if (OP == kMaxFirst && value >= 0 && p.a.perm) value = p.a.perm[value];
-        p.aux[row * p.width + f + i] = value;
+  for (int o = LANES / 2, n = N; o > 0; o /= 2) {
+    if (n > 1) {
+      n /= 2;
+      const bool upper = t & o;
+#pragma unroll
+      for (int i = 0; i < n; ++i) {
+        const A other = __shfl_xor_sync(kAllLanes, upper ? v[i] : v[i + n], o);
+        v[i] = (upper ? v[i + n] : v[i]) + other;
       }
+      first += upper ? n : 0;
+    } else {
+      v[0] += __shfl_xor_sync(kAllLanes, v[0], o);
     }
-  } else if (p.mean && degree > 0) {
-#pragma unroll
-    for (int i = 0; i < VEC; ++i) acc[i] /= static_cast<A>(degree);
   }
-  store_vector<VEC>(static_cast<T*>(p.out) + row * p.width + f, acc);
+  return first;
 }
 
+// The part of a row's reduction that one lane holds: VEC features of the edges that its group takes.
 template <class T, int OP, int W, int VEC, int TPR>
-__global__ void __launch_bounds__(kBlock) spmm_kernel(const SpmmArgs p, const Pieces pieces) {
+struct Partial {
   using A = acc_t<T>;
-  constexpr int G = kWarp / TPR;
-  const int64_t item_id = (int64_t{blockIdx.x} * kBlock + threadIdx.x) / kWarp;
-  if (item_id >= p.a.num_items) return;
-  const int lane = threadIdx.x % kWarp, group = lane / TPR, t = lane % TPR;
-  const int64_t f = (int64_t{blockIdx.y} * TPR + t) * VEC;
-  const bool active = f < p.width;
-  const int4 item = __ldg(reinterpret_cast<const int4*>(p.a.schedule) + item_id);
-  const int row = item.x, begin = item.y, end = item.z;
+  static constexpr bool kNeedsId = (W != kNone) || OP == kSumWhereFirst || OP == kSumAndDot;
+  // Edges whose gathers are in flight together, and registers of column ids a lane, so that a batch has as many for each group.
+  static constexpr int kFlight = OP == kSumWhereEqual || OP == kSumWhereFirst || W == kPerElement ? 2 : 4;
+  static constexpr int kColumns = kFlight > TPR ? kFlight / TPR : 1;
+  static constexpr bool kHot = is_hot(OP);
+  // Whether the next batch of indices is read before the gathers of this one: else its latency adds to theirs. Wide rows have
+  // enough gathers a batch to hide it, and the registers are better spent on them (reddit-size, F = 128: 6.8 against 7.4 ms).
+  static constexpr bool kReadAhead = TPR < kWarp;
 
-  const T* x = static_cast<const T*>(p.x) + f;
-  const T* weight = static_cast<const T*>(p.weight);
-  const int64_t head = W == kPerHead && active ? f / (p.width / p.heads) : 0;
-  const A sign = p.negate ? -1 : 1;
-
+  const SpmmArgs& p;
+  const int lane, t;
+  const int64_t f, head;
+  const bool active, first_slab;
+  const char* x;
+  const uint32_t row_bytes;
   A acc[VEC], self[VEC];
   int32_t aux[VEC];
-#pragma unroll
-  for (int i = 0; i < VEC; ++i) {
-    acc[i] = is_max(OP) ? -std::numeric_limits<A>::infinity() : A{0};
-    self[i] = 0;
-    aux[i] = OP == kMaxFirst ? begin : 0;
-  }
-  if constexpr (OP == kSumWhereEqual || OP == kSumAndDot)
-    if (active) load_vector<VEC>(self, static_cast<const T*>(p.self) + row * p.width + f);
 
-  for (int base = begin; base < end; base += kWarp) {
-    const int mine = base + lane, count = min(kWarp, end - base);
-    int col = 0, id = 0;
-    A w_mine = 0;
-    if (mine < end) {
-      col = __ldg(p.a.col + mine);
-      if (W != kNone || OP == kSumWhereFirst) id = p.a.perm ? __ldg(p.a.perm + mine) : mine;
-      if (W == kScalar) w_mine = to_acc(__ldg(weight + id));
+  __device__ Partial(const SpmmArgs& p, int lane, int64_t f, bool active, bool first_slab)
+      : p(p),
+        lane(lane),
+        t(lane % TPR),
+        f(f),
+        head(W == kPerHead ? f / (p.width / p.heads) : 0),
+        active(active),
+        first_slab(first_slab),
+        x(static_cast<const char*>(p.x) + f * sizeof(T)),
+        row_bytes(static_cast<uint32_t>(p.width * sizeof(T))) {
+    asm volatile("" : "+l"(x));  // else the sum is made again for each edge
+  }
+
+  __device__ void start(int row, int begin) {
+#pragma unroll
+    for (int i = 0; i < VEC; ++i) {
+      acc[i] = is_max(OP) ? -std::numeric_limits<A>::infinity() : A{0};
+      self[i] = 0;
+      aux[i] = OP == kMaxFirst ? begin : 0;
     }
-    // The group's edge number k of these 32. `whole`: there are 32, so that nothing needs a check and loads can be hoisted.
-    auto take_edge = [&](int k, bool whole) {
-      const int64_t source = int64_t{__shfl_sync(kAllLanes, col, k)} * p.width;
-      const int edge = W != kNone || OP == kSumWhereFirst ? __shfl_sync(kAllLanes, id, k) : 0;
-      A w = W == kScalar ? __shfl_sync(kAllLanes, w_mine, k) : A{1};
-      A partial = 0;
-      if (active && (whole || k < count)) {
-        A v[VEC], full[VEC];
-        load_vector<VEC>(v, x + source);
-        if constexpr (W == kPerHead) w = to_acc(__ldg(weight + int64_t{edge} * p.heads + head));
-        if constexpr (W == kPerElement) load_vector<VEC>(full, weight + int64_t{edge} * p.width + f);
-        auto weight_of = [&](int i) { return W == kPerElement ? full[i] : w; };
-        if constexpr (OP == kSum || OP == kSumAndDot) {
+    if constexpr (OP == kSumWhereEqual || OP == kSumAndDot)
+      load_vector<VEC>(self, static_cast<const T*>(p.self) + int64_t{row} * p.width + f);
+  }
+
+  // The indices and weights of a batch of edges, kColumns a lane.
+  struct Edges {
+    int col[kColumns], id[kColumns];
+    A w[kColumns];
+
+    template <int LANES>
+    __device__ void read(const Partial& m, int first, int end) {
 #pragma unroll
-          for (int i = 0; i < VEC; ++i) {
-            acc[i] = W == kNone ? acc[i] + v[i] : acc[i] + weight_of(i) * v[i];
-            if (OP == kSumAndDot) partial += self[i] * v[i];
-          }
-        } else if constexpr (is_max(OP)) {
-#pragma unroll
-          for (int i = 0; i < VEC; ++i) {
-            const A message = W == kNone ? v[i] : round_to<T>(weight_of(i) * v[i]);
-            take_max<OP>(acc[i], aux[i], sign * message, OP == kMaxFirst ? base + k : 1);
-          }
-        } else if constexpr (OP == kSumWhereEqual) {
-          A value[VEC];
-          load_vector<VEC>(value, static_cast<const T*>(p.value) + source + f);
-#pragma unroll
-          for (int i = 0; i < VEC; ++i) {
-            const A message = W == kNone ? self[i] : round_to<T>(weight_of(i) * self[i]);
-            if (message == value[i]) acc[i] += W == kNone ? v[i] : weight_of(i) * v[i];
-          }
-        } else {
-          int32_t arg[VEC];
-          load_ints<VEC>(arg, p.arg + source + f);
-#pragma unroll
-          for (int i = 0; i < VEC; ++i)
-            if (arg[i] == edge) acc[i] += W == kNone ? v[i] : weight_of(i) * v[i];
+      for (int u = 0; u < kColumns; ++u) {
+        const int slot = first + u * LANES + m.lane % LANES;
+        col[u] = id[u] = 0;
+        w[u] = 0;
+        if (slot < end) {
+          col[u] = __ldg(m.p.a.col + slot);
+          if constexpr (kNeedsId) id[u] = m.p.a.perm ? __ldg(m.p.a.perm + slot) : slot;
+          if constexpr (W == kScalar) w[u] = to_acc(__ldg(static_cast<const T*>(m.p.weight) + id[u]));
         }
       }
-      if constexpr (OP == kSumAndDot) {
-        // Lanes of one head are neighbours and their number is a power of two (can_fuse_dot).
-        const int lanes = W == kPerHead ? static_cast<int>(p.width / p.heads) / VEC : TPR;
-        for (int o = 1; o < lanes; o <<= 1) partial += __shfl_xor_sync(kAllLanes, partial, o);
-        if (active && k < count && t % lanes == 0)
-          static_cast<T*>(p.dot)[int64_t{edge} * p.heads + head] = from_acc<T>(partial);
+    }
+  };
+
+  // Takes the slots [begin, end), which LANES lanes share: their groups take every (LANES / TPR)-th slot. Items of one warp can
+  // differ in length; `longest` is the length of the longest.
+  template <int LANES>
+  __device__ void walk(int begin, int end, int longest) {
+    constexpr int G = LANES / TPR, kBatch = LANES * kColumns, kSteps = TPR * kColumns;
+    const int group = lane % LANES / TPR;
+    Edges now, next;
+    if (kReadAhead) now.template read<LANES>(*this, begin, end);
+    for (int base = 0; base < longest; base += kBatch) {
+      if (!kReadAhead) now.template read<LANES>(*this, begin + base, end);
+      if (kReadAhead && base + kBatch < longest) next.template read<LANES>(*this, begin + base + kBatch, end);
+      const int count = end - begin - base;
+      const bool whole = LANES == kWarp ? count >= kBatch : __all_sync(kAllLanes, count >= kBatch);
+#pragma unroll 1
+      for (int j = 0; j < kSteps; j += kFlight) {
+        if (!whole && base + j * G >= longest) break;
+        if (kHot && whole)
+          take<LANES, true>(j, group, count, begin + base, now);
+        else
+          take<LANES, false>(j, group, count, begin + base, now);
       }
-    };
-    if (count == kWarp) {
-#pragma unroll 8
-      for (int j = 0; j < kWarp; j += G) take_edge(j + group, true);
-    } else {
-#pragma unroll 4
-      for (int j = 0; j < kWarp; j += G) {
-        if (j >= count) break;
-        take_edge(j + group, false);
+      if (kReadAhead) now = next;
+    }
+  }
+
+  // What the lane that read edge k of the batch holds of it. With several registers a lane, edge c of a step is in register c /
+  // TPR, or in one before it if k was moved to the last edge.
+  template <int LANES, class V>
+  __device__ V from_lane(const V (&held)[kColumns], int k, int c) const {
+    V found = __shfl_sync(kAllLanes, held[0], k, LANES);
+#pragma unroll
+    for (int u = 1; u <= c / TPR && u < kColumns; ++u) {
+      const V other = __shfl_sync(kAllLanes, held[u], k, LANES);
+      if (k / LANES == u) found = other;
+    }
+    return found;
+  }
+
+  // The group's edges j .. j + kFlight - 1 of a batch of `count`. `WHOLE`: all exist, so that no load needs a check.
+  template <int LANES, bool WHOLE>
+  __device__ void take(int j, int group, int count, int first_slot, const Edges& edges) {
+    constexpr int G = LANES / TPR;
+    A weight[kFlight], dot[kFlight];
+    int edge[kFlight];
+    Raw<T, VEC> v[kFlight], full[kFlight], value[kFlight];
+    int32_t arg[kFlight][VEC];
+    auto exists = [&](int c) { return WHOLE || (j + c) * G + group < count; };
+#pragma unroll
+    for (int c = 0; c < kFlight; ++c) {
+      // An edge that does not exist is read as the last one that does, so that loads need no branch; what is read is not used.
+      const int wanted = (j + c) * G + group, k = WHOLE ? wanted : max(min(wanted, count - 1), 0);
+      uint64_t row = static_cast<uint32_t>(from_lane<LANES>(edges.col, k, c));
+      if constexpr (kNeedsId && (W != kScalar || OP != kSum)) edge[c] = from_lane<LANES>(edges.id, k, c);
+      weight[c] = W == kScalar ? from_lane<LANES>(edges.w, k, c) : A{1};
+      v[c].load(reinterpret_cast<const T*>(x + row * row_bytes));
+      if constexpr (W == kPerHead)
+        weight[c] = to_acc(__ldg(static_cast<const T*>(p.weight) + int64_t{edge[c]} * p.heads + head));
+      if constexpr (W == kPerElement) full[c].load(static_cast<const T*>(p.weight) + int64_t{edge[c]} * p.width + f);
+      if constexpr (OP == kSumWhereEqual) value[c].load(static_cast<const T*>(p.value) + row * p.width + f);
+      if constexpr (OP == kSumWhereFirst) load_ints<VEC>(arg[c], p.arg + row * p.width + f);
+    }
+#pragma unroll
+    for (int c = 0; c < kFlight; ++c) {
+      dot[c] = 0;
+#pragma unroll
+      for (int i = 0; i < VEC; ++i) {
+        const A e = v[c].get(i), we = W == kPerElement ? full[c].get(i) : weight[c];
+        if constexpr (OP == kSum || OP == kSumAndDot) {
+          if (exists(c)) acc[i] = W == kNone ? acc[i] + e : acc[i] + we * e;
+          if (OP == kSumAndDot) dot[c] += self[i] * e;
+        } else if constexpr (is_max(OP)) {
+          const A message = W == kNone ? e : round_to<T>(we * e);
+          if (exists(c))
+            take_max<OP>(acc[i], aux[i], p.negate ? -message : message, OP == kMaxFirst ? first_slot + (j + c) * G + group : 1);
+        } else if constexpr (OP == kSumWhereEqual) {
+          const A message = W == kNone ? self[i] : round_to<T>(we * self[i]);
+          if (exists(c) && message == value[c].get(i)) acc[i] += W == kNone ? e : we * e;
+        } else {
+          if (exists(c) && arg[c][i] == edge[c]) acc[i] += W == kNone ? e : we * e;
+        }
+      }
+      if (OP == kSumAndDot && !active) dot[c] = 0;  // the lane repeats the features of another
+    }
+    if constexpr (OP == kSumAndDot && W == kPerHead) {
+      // Lanes of one head are neighbours and their number is a power of two (can_fuse_dot).
+      const int lanes = static_cast<int>(p.width / p.heads) / VEC;
+#pragma unroll
+      for (int c = 0; c < kFlight; ++c) {
+        for (int o = 1; o < lanes; o <<= 1) dot[c] += __shfl_xor_sync(kAllLanes, dot[c], o);
+        if (active && exists(c) && t % lanes == 0)
+          static_cast<T*>(p.dot)[int64_t{edge[c]} * p.heads + head] = from_acc<T>(dot[c]);
+      }
+    } else if constexpr (OP == kSumAndDot) {
+      const int first = sum_many<kFlight, TPR>(dot, t);
+      constexpr int kMine = kFlight > TPR ? kFlight / TPR : 1, kSharers = TPR > kFlight ? TPR / kFlight : 1;
+#pragma unroll
+      for (int c = 0; c < kFlight; ++c)
+        if (c >= first && c < first + kMine && t % kSharers == 0 && exists(c))
+          store_dot(edge[c], dot[kMine == 1 ? 0 : c % kMine]);
+    }
+  }
+
+  __device__ void store_dot(int edge, A dot) const {
+    T* at = static_cast<T*>(p.dot) + edge;
+    *at = from_acc<T>(first_slab ? dot : to_acc(*at) + dot);
+  }
+
+  __device__ void merge(int i, A other, int32_t other_aux) {
+    if constexpr (is_max(OP))
+      take_max<OP>(acc[i], aux[i], other, other_aux);
+    else
+      acc[i] += other;
+  }
+
+  // Combines the groups that shared an item.
+  template <int LANES>
+  __device__ void merge_groups() {
+#pragma unroll
+    for (int o = TPR; o < LANES; o <<= 1) {
+#pragma unroll
+      for (int i = 0; i < VEC; ++i) {
+        const A other = __shfl_xor_sync(kAllLanes, acc[i], o);
+        merge(i, other, is_max(OP) && OP != kMax ? __shfl_xor_sync(kAllLanes, aux[i], o) : 0);
       }
     }
   }
 
+  // Stores the finished values of one row.
+  __device__ void store_row(int64_t row, int64_t degree) {
+    if constexpr (is_max(OP)) {
 #pragma unroll
-  for (int o = TPR; o < kWarp; o <<= 1) {
+      for (int i = 0; i < VEC; ++i) {
+        acc[i] = degree == 0 ? static_cast<A>(p.empty) : p.negate ? -acc[i] : acc[i];
+        if constexpr (OP != kMax) {
+          int32_t value = degree == 0 && OP == kMaxFirst ? -1 : aux[i];
+          if (OP == kMaxFirst && value >= 0 && p.a.perm) value = p.a.perm[value];
+          p.aux[row * p.width + f + i] = value;
+        }
+      }
+    } else if (p.mean && degree > 0) {
 #pragma unroll
-    for (int i = 0; i < VEC; ++i) {
-      const A other = __shfl_xor_sync(kAllLanes, acc[i], o);
-      if constexpr (is_max(OP)) {
-        const int32_t other_aux = __shfl_xor_sync(kAllLanes, aux[i], o);
-        take_max<OP>(acc[i], aux[i], other, other_aux);
-      } else {
-        acc[i] += other;
+      for (int i = 0; i < VEC; ++i) acc[i] /= static_cast<A>(degree);
+    }
+    store_vector<VEC>(static_cast<T*>(p.out) + row * p.width + f, acc);
+  }
+};
+
+// Blocks a multiprocessor should hold: as many as fit without spilling registers.
+template <class T, int OP, int W, int TPR>
+constexpr int kResident = sizeof(T) == 8                                                                ? 2
+                          : OP == kSumAndDot                                                            ? 3
+                          : OP == kSum && sizeof(T) == 4 && TPR < kWarp && (W == kNone || W == kScalar) ? 5
+                                                                                                        : 4;
+
+template <class T, int OP, int W, int VEC, int TPR>
+__global__ void __launch_bounds__(kBlock, kResident<T, OP, W, TPR>)
+    spmm_kernel(const SpmmArgs p, const Pieces pieces, int slab_lanes, int first_slab, int short_rows) {
+  using A = acc_t<T>;
+  constexpr int kWarps = kBlock / kWarp, kShared = kWarps * TPR * VEC;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, t = lane % TPR;
+  // Lanes without features of their own repeat the last ones, so that no load needs a check, and store nothing.
+  const int64_t wanted = (int64_t{blockIdx.y + first_slab} * slab_lanes + t) * VEC;
+  const bool active = t < slab_lanes && wanted < p.width;
+  const int64_t f = active ? wanted : min((int64_t{blockIdx.y + first_slab} + 1) * slab_lanes * VEC, p.width) - VEC;
+  const int4* items = reinterpret_cast<const int4*>(p.a.schedule);
+  Partial<T, OP, W, VEC, TPR> mine(p, lane, f, active, first_slab == 0);
+
+  const bool for_block = blockIdx.x < p.a.num_block_items;
+  const int64_t warp_id = (int64_t{blockIdx.x} - p.a.num_block_items) * kWarps + warp;
+  if (for_block || warp_id < p.a.num_warp_items) {
+    const int4 item = __ldg(items + (for_block ? blockIdx.x : p.a.num_block_items + warp_id));
+    int begin = item.y, end = item.z;
+    if (for_block) {  // an equal, contiguous share for each warp, in whole batches if it is more than one
+      const int even = (end - begin + kWarps - 1) / kWarps, unit = even > kWarp ? kWarp : kWarp / kWarps;
+      const int share = (even + unit - 1) / unit * unit;
+      begin = min(begin + warp * share, end);
+      end = min(begin + share, end);
+    }
+    mine.start(item.x, begin);
+    mine.template walk<kWarp>(begin, end, end - begin);
+    mine.template merge_groups<kWarp>();
+    if (!for_block) {
+      if (lane < TPR && active) mine.store_row(item.x, item.z - item.y);
+      return;
+    }
+    __shared__ A shared_acc[kShared];
+    __shared__ int32_t shared_aux[is_max(OP) && OP != kMax ? kShared : 1];
+    if (lane < TPR) {
+#pragma unroll
+      for (int i = 0; i < VEC; ++i) {
+        shared_acc[(warp * VEC + i) * TPR + t] = mine.acc[i];
+        if (is_max(OP) && OP != kMax) shared_aux[(warp * VEC + i) * TPR + t] = mine.aux[i];
       }
     }
-  }
-  if (group != 0 || !active) return;
-  if (item_id < p.a.num_pieces) {
-    const int64_t at = item_id * p.width + f;
+    __syncthreads();
+    if (threadIdx.x >= TPR || !active) return;
+    for (int other = 1; other < kWarps; ++other) {
+#pragma unroll
+      for (int i = 0; i < VEC; ++i) {
+        const int at = (other * VEC + i) * TPR + t;
+        mine.merge(i, shared_acc[at], is_max(OP) && OP != kMax ? shared_aux[at] : 0);
+      }
+    }
+    if (blockIdx.x >= p.a.num_pieces) return mine.store_row(item.x, item.z - item.y);
+    const int64_t at = int64_t{blockIdx.x} * p.width + f;
 #pragma unroll
     for (int i = 0; i < VEC; ++i) {
-      static_cast<A*>(pieces.value)[at + i] = acc[i];
-      if (is_max(OP) && OP != kMax) pieces.aux[at + i] = aux[i];
+      static_cast<A*>(pieces.value)[at + i] = mine.acc[i];
+      if (is_max(OP) && OP != kMax) pieces.aux[at + i] = mine.aux[i];
     }
-  } else {
-    store_row<T, OP, VEC>(p, row, f, acc, aux, end - begin);
+    return;
+  }
+
+  const int64_t warp_blocks = (p.a.num_warp_items + kWarps - 1) / kWarps * kWarps;
+  if (warp_id < warp_blocks) return;
+  int64_t id = p.a.num_block_items + p.a.num_warp_items + (warp_id - warp_blocks) * short_rows;
+  const int64_t last = min(id + short_rows, p.a.num_items);
+  auto item_at = [&](int64_t own) { return own < last ? __ldg(items + own) : make_int4(0, 0, 0, 0); };
+  int4 next = item_at(id + lane / TPR);
+  for (; id < last; id += kWarp / TPR) {
+    const int64_t own = id + lane / TPR;
+    const int4 item = next;
+    next = item_at(own + kWarp / TPR);
+    const int degree = item.z - item.y;
+    mine.start(item.x, item.y);
+    mine.template walk<TPR>(item.y, item.z, TPR == kWarp ? degree : __reduce_max_sync(kAllLanes, degree));
+    if (own < last && active) mine.store_row(item.x, degree);
   }
 }
 
@@ -229,56 +416,94 @@ __global__ void __launch_bounds__(kBlock) combine_kernel(const SpmmArgs p, const
           else
             acc[0] += shared_acc[other][lane];
         }
-        store_row<T, OP, 1>(p, item.x, f, acc, aux, degree);
+        Partial<T, OP, kNone, 1, kWarp> row(p, lane, f, true, true);
+        row.acc[0] = acc[0];
+        row.aux[0] = aux[0];
+        row.store_row(item.x, degree);
       }
       __syncthreads();
     }
   }
 }
 
+// Features, in bytes, that one pass over the edges covers. Of rows of whole cache lines 256 bytes: half of the lanes then
+// gather from one edge and half from another, and more of X stays in L2 (F = 128, forward: 3.7 against 4.0 ms on ppa, 0.54
+// against 0.60 on amazon0601; 128 bytes are about as fast, 64 slower). Other rows would share a sector between two passes: 512
+// bytes.
+inline int64_t slab_bytes(const SpmmArgs& p, int64_t row_bytes) {
+  if (p.op == kSumAndDot) return 512;  // each pass would add to the dot products
+  if (p.a.slab > 0) return p.a.slab;
+  return row_bytes % 128 == 0 ? 256 : 512;
+}
+
 template <class T, int OP, int W, int VEC, int TPR>
-void launch_spmm(const SpmmArgs& p, const Pieces& pieces, cudaStream_t stream) {
-  const dim3 grid(blocks_for(p.a.num_items * kWarp), static_cast<unsigned>((p.width + TPR * VEC - 1) / (TPR * VEC)));
-  spmm_kernel<T, OP, W, VEC, TPR><<<grid, kBlock, 0, stream>>>(p, pieces);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+void launch_spmm(const SpmmArgs& p, const Pieces& pieces, int slab_lanes, cudaStream_t stream) {
+  constexpr int kWarps = kBlock / kWarp;
+  const int64_t num_short = p.a.num_items - p.a.num_block_items - p.a.num_warp_items;
+  // A small graph is spread over the device: its time is that of a chain of loads, so no warp should take several; and a warp
+  // of long short rows that starts last should not take much longer than the others (arxiv-size, F = 128: 0.13 -> 0.11 ms).
+  constexpr int kFewest = kWarp / TPR < kMostShortRows ? kWarp / TPR : kMostShortRows, kManyWarps = 65536;
+  int short_rows = kMostShortRows;
+  while (short_rows > kFewest && num_short < int64_t{kManyWarps} * short_rows) short_rows /= 2;
+  const int64_t warps = (num_short + short_rows - 1) / short_rows;
+  const int64_t blocks = p.a.num_block_items + (p.a.num_warp_items + kWarps - 1) / kWarps + (warps + kWarps - 1) / kWarps;
+  const int64_t per_slab = int64_t{slab_lanes} * VEC, slabs = (p.width + per_slab - 1) / per_slab;
+  // Dot products are added up over the slabs, so those come one after the other.
+  const unsigned at_once = OP == kSumAndDot ? 1 : static_cast<unsigned>(slabs);
+  for (int slab = 0; slab < slabs; slab += at_once) {
+    const dim3 grid(static_cast<unsigned>(blocks), at_once);
+    spmm_kernel<T, OP, W, VEC, TPR><<<grid, kBlock, 0, stream>>>(p, pieces, slab_lanes, slab, short_rows);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  }
   if (p.a.num_pieces > 0) {
     combine_kernel<T, OP><<<blocks_for(p.a.num_pieces * kWarp), kBlock, 0, stream>>>(p, pieces);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
 }
 
-// The fewest lanes that cover the row, so that the others can take further edges. Only the plain sum has all of them.
-template <class T, int OP, int W>
-void launch_lanes(const SpmmArgs& p, bool vectors, const Pieces& pieces, cudaStream_t stream) {
-  constexpr int V = kVec<T>;
-  const int64_t lanes = (p.width + V - 1) / V;
-  if (!vectors) {
-    if constexpr (OP == kSum)
-      if (p.width <= 8) return launch_spmm<T, OP, W, 1, 8>(p, pieces, stream);
-    return launch_spmm<T, OP, W, 1, 32>(p, pieces, stream);
+// The fewest lanes that cover a slab, so that the others can take further edges. Only the plain sum has all of them.
+template <class T, int OP, int W, int VEC>
+void launch_lanes(const SpmmArgs& p, const Pieces& pieces, cudaStream_t stream) {
+  const int64_t lanes = (p.width + VEC - 1) / VEC, bytes = VEC * sizeof(T);
+  const int64_t most = std::min<int64_t>(std::max<int64_t>(slab_bytes(p, p.width * sizeof(T)) / bytes, 1), kWarp);
+  const int64_t slabs = (lanes + most - 1) / most;
+  const int slab = static_cast<int>((lanes + slabs - 1) / slabs);  // slabs of equal width
+  constexpr bool kPlain = is_hot(OP) && VEC == kVec<T> && sizeof(T) < 8, kUniform = W == kNone || W == kScalar;
+  if constexpr (kPlain && OP == kSum && kUniform) {
+    if (slab <= 2) return launch_spmm<T, OP, W, VEC, 2>(p, pieces, slab, stream);
+    if (slab <= 4) return launch_spmm<T, OP, W, VEC, 4>(p, pieces, slab, stream);
   }
-  if constexpr (OP == kSum)
-    if (lanes <= 4) return launch_spmm<T, OP, W, V, 4>(p, pieces, stream);
-  if (lanes > 8 && lanes <= 16) return launch_spmm<T, OP, W, V, 16>(p, pieces, stream);
-  if (lanes <= 8) return launch_spmm<T, OP, W, V, 8>(p, pieces, stream);
-  return launch_spmm<T, OP, W, V, 32>(p, pieces, stream);
+  if constexpr (VEC == kVec<T> || (OP == kSum && kUniform))
+    if (slab <= 8) return launch_spmm<T, OP, W, VEC, 8>(p, pieces, slab, stream);
+  if constexpr (kPlain)
+    if (slab <= 16) return launch_spmm<T, OP, W, VEC, 16>(p, pieces, slab, stream);
+  return launch_spmm<T, OP, W, VEC, 32>(p, pieces, slab, stream);
+}
+
+// The widest loads that the number of features and the addresses allow.
+template <class T, int OP, int W>
+void launch_vectors(const SpmmArgs& p, const Pieces& pieces, cudaStream_t stream) {
+  auto fits = [&](int64_t vec) {
+    auto aligned = [&](const void* at, int64_t size) { return reinterpret_cast<uintptr_t>(at) % (vec * size) == 0; };
+    constexpr int64_t kSize = sizeof(T);
+    return p.width % vec == 0 && (W != kPerHead || p.width / p.heads % vec == 0) && aligned(p.x, kSize) &&
+           (W != kPerElement || aligned(p.weight, kSize)) && aligned(p.self, kSize) && aligned(p.value, kSize) &&
+           aligned(p.arg, sizeof(int32_t));
+  };
+  if (OP == kSumAndDot || fits(kVec<T>)) return launch_lanes<T, OP, W, kVec<T>>(p, pieces, stream);  // can_fuse_dot
+  if constexpr (OP == kSum && kVec<T> > 2 && (W == kNone || W == kScalar))
+    if (fits(kVec<T> / 2)) return launch_lanes<T, OP, W, kVec<T> / 2>(p, pieces, stream);
+  if constexpr (OP != kSumAndDot) return launch_lanes<T, OP, W, 1>(p, pieces, stream);
 }
 
 template <class T, int OP>
 void launch_weight(const SpmmArgs& p, const Pieces& pieces, cudaStream_t stream) {
-  const int64_t segment = p.width / p.heads;
-  const bool vectors = p.width % kVec<T> == 0 && aligned16(p.x) && (p.mode != kHeadWeight || segment % kVec<T> == 0) &&
-                       (p.mode != kElementWeight || aligned16(p.weight)) && aligned16(p.self) && aligned16(p.value) &&
-                       aligned16(p.arg);
-  if constexpr (OP == kSumAndDot) {  // never without weights; full weights are not fused
-    if (p.heads == 1) return launch_lanes<T, OP, kScalar>(p, vectors, pieces, stream);
-    return launch_lanes<T, OP, kPerHead>(p, vectors, pieces, stream);
-  } else {
-    if (p.mode == kNoWeight) return launch_lanes<T, OP, kNone>(p, vectors, pieces, stream);
-    if (p.mode == kElementWeight) return launch_lanes<T, OP, kPerElement>(p, vectors, pieces, stream);
-    if (p.heads == 1) return launch_lanes<T, OP, kScalar>(p, vectors, pieces, stream);
-    return launch_lanes<T, OP, kPerHead>(p, vectors, pieces, stream);
-  }
+  if constexpr (OP == kSum)
+    if (p.mode == kElementWeight) return launch_vectors<T, OP, kPerElement>(p, pieces, stream);
+  if constexpr (OP != kSumAndDot)  // which is never without weights
+    if (p.mode == kNoWeight) return launch_vectors<T, OP, kNone>(p, pieces, stream);
+  if (p.heads == 1) return launch_vectors<T, OP, kScalar>(p, pieces, stream);
+  return launch_vectors<T, OP, kPerHead>(p, pieces, stream);  // a weight for each feature is one of heads of one feature
 }
 
 template <class T>

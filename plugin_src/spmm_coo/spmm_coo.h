@@ -72,8 +72,8 @@ template <class Device>
 Tensor spmm_coo(const Tensor& row_, const Tensor& column_, const OptTensor& weight_, const Tensor& x_, int64_t num_rows,
                 int64_t reduce) {
   const Tensor x = check_features("x", x_, -1);
-  const Tensor row = torch::stable::contiguous(row_), column = torch::stable::contiguous(column_);
-  const OptTensor weight = weight_ ? OptTensor(torch::stable::contiguous(*weight_)) : weight_;
+  const Tensor row = as_contiguous(row_), column = as_contiguous(column_);
+  const OptTensor weight = weight_ ? OptTensor(as_contiguous(*weight_)) : weight_;
   STD_TORCH_CHECK(reduce >= 0 && reduce <= 3, "gnnfast: reduce must be 0 to 3, got ", reduce);
   SpmmCooArgs args = check_coo(row, column, weight, x, num_rows);
   args.op = reduce >= 2 ? kCooMax : kCooSum;
@@ -86,8 +86,8 @@ template <class Device>
 std::tuple<Tensor, Tensor> spmm_coo_backward(const Tensor& row_, const Tensor& column_, const Tensor& weight_,
                                              const Tensor& self_, const Tensor& grad_) {
   const Tensor grad = check_features("grad", grad_, -1), self = check_features("self", self_, -1);
-  const Tensor row = torch::stable::contiguous(row_), column = torch::stable::contiguous(column_);
-  const Tensor weight = torch::stable::contiguous(weight_);
+  const Tensor row = as_contiguous(row_), column = as_contiguous(column_);
+  const Tensor weight = as_contiguous(weight_);
   check_dtype("self", self, grad.scalar_type());
   check_size("self", self, 1, grad.size(1));
   SpmmCooArgs args = check_coo(row, column, weight, grad, self.size(0));

@@ -1,0 +1,112 @@
+"""Schedules change the order of work and no bit of a result; autotuning keeps what is fastest."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from graphs import GRAPHS
+
+import gnnfast
+from gnnfast import Graph, schedule
+
+CUDA = torch.device("cuda")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="only CUDA kernels have a schedule")
+
+
+def _communities(nodes=20_000, size=500, degree=12):
+    """Every edge stays in one of ``nodes / size`` groups, whose members have arbitrary ids."""
+    generator = torch.Generator().manual_seed(0)
+    member = torch.randperm(nodes, generator=generator)
+    dst = torch.arange(nodes).repeat_interleave(degree)
+    src = dst // size * size + torch.randint(0, size, dst.shape, generator=generator)
+    return torch.stack([member[src], member[dst]]), nodes
+
+
+def _run(graph, x, weight, reduce):
+    out = gnnfast.spmm(graph, x, weight, reduce)
+    return out, *torch.autograd.grad(out, [x, weight], torch.ones_like(out))
+
+
+@needs_cuda
+@pytest.mark.parametrize("kind", ["degree", "locality"])
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+@pytest.mark.parametrize("name", ["hub", "random", "no_edges", "isolated", "communities"])
+def test_same_bits(name, reduce, kind):
+    if name == "communities":
+        edge_index, num_src = _communities(3000, 100)
+        num_dst = num_src
+    else:
+        edge_index, num_src, num_dst = GRAPHS[name]()
+    x = torch.randn(num_src, 24, device=CUDA, requires_grad=True)
+    weight = torch.randn(edge_index.shape[1], device=CUDA, requires_grad=True)
+    graph = Graph.from_edge_index(edge_index.to(CUDA), (num_src, num_dst))
+    with gnnfast.override(kernel="gar", schedule="off"):
+        expected = _run(graph, x, weight, reduce)
+    with gnnfast.override(kernel="gar", schedule=kind):
+        found = _run(graph, x, weight, reduce)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+
+
+@needs_cuda
+def test_locality_is_found_in_repeated_use(monkeypatch):
+    monkeypatch.setattr(schedule, "expected_to_pay", lambda *_: True)
+    edge_index, nodes = _communities()
+    graph = Graph.from_edge_index(edge_index.to(CUDA), nodes)
+    x = torch.randn(nodes, 32, device=CUDA)
+    with gnnfast.override(kernel="gar"):
+        first = gnnfast.spmm(graph, x)
+    before = graph.nbytes
+    for _ in range(schedule.USES + 2):
+        assert torch.equal(gnnfast.spmm(graph, x), first)
+        torch.cuda.synchronize()
+    (made,) = gnnfast.report().schedules
+    assert made["used"] and made["near_after"] > 0.9 > made["near_before"] and made["milliseconds"] > 0
+    assert graph.nbytes - before >= 16 * nodes  # what is kept is counted
+    assert "Locality schedule of Graph(" in str(gnnfast.report())
+    x.requires_grad_()
+    gnnfast.spmm(graph, x).sum().backward()  # CSC is made now and follows the same order
+    assert torch.equal(x.grad, torch.bincount(edge_index[0], minlength=nodes).to(CUDA).float().view(-1, 1).expand(-1, 32))
+
+
+@needs_cuda
+def test_no_communities_no_schedule(monkeypatch):
+    monkeypatch.setattr(schedule, "expected_to_pay", lambda *_: True)
+    graph = Graph.from_edge_index(torch.randint(0, 100_000, (2, 1_000_000), device=CUDA), 100_000)
+    x = torch.randn(100_000, 8, device=CUDA)
+    for _ in range(schedule.USES + 3):
+        gnnfast.spmm(graph, x)
+        torch.cuda.synchronize()
+    (made,) = gnnfast.report().schedules
+    assert not made["used"] and graph.schedule_nbytes == 0
+
+
+@needs_cuda
+def test_small_graphs_are_left_alone():
+    graph = Graph.from_edge_index(torch.randint(0, 100, (2, 1000), device=CUDA), 100)
+    x = torch.randn(100, 8, device=CUDA)
+    for _ in range(schedule.USES + 3):
+        gnnfast.spmm(graph, x)
+    assert gnnfast.report().schedules == []
+
+
+@needs_cuda
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", ["hub", "random", "no_edges"])
+def test_autotune(name, grad):
+    edge_index, num_src, num_dst = GRAPHS[name]()
+    x = torch.randn(num_src, 256, device=CUDA, dtype=torch.float64, requires_grad=grad)
+    graph = Graph.from_edge_index(edge_index.to(CUDA), (num_src, num_dst))
+    expected = gnnfast.spmm(graph, x)
+    with gnnfast.override(autotune=True):
+        torch.testing.assert_close(gnnfast.spmm(graph, x), expected)
+        tuned = dict(graph._shared["tuned"])
+        assert len(tuned) == 1
+        gnnfast.spmm(graph, x)
+    assert graph._shared["tuned"] == tuned
+    assert any("fastest of those timed" in reason for _, _, reason in gnnfast.report().kernels)
+
+
+def test_settings_mean_nothing_on_a_cpu():
+    graph, x = Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), 2), torch.ones(2, 3)
+    with gnnfast.override(schedule="locality", autotune=True):
+        assert torch.equal(gnnfast.spmm(graph, x), x)
