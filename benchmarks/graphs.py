@@ -92,7 +92,7 @@ def chung_lu(degree: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor
     edges = int(rowptr[-1])
     draws = torch.rand(edges, generator=generator, device=degree.device, dtype=torch.float64) * edges
     col = torch.searchsorted(rowptr[1:], draws.long(), right=True).clamp_(max=degree.numel() - 1)
-    return rowptr.int(), col.int()
+    return rowptr.int(), _sort_rows(degree, col)
 
 
 def communities(
@@ -129,7 +129,14 @@ def communities(
     count = torch.where(local, torch.repeat_interleave(high - low, degree, output_size=edges), edges)
     draws = first + (uniform(edges) * count).long()
     position = torch.searchsorted(mass[1:], draws, right=True).clamp_(max=nodes - 1)
-    return rowptr.int(), member[position].int(), label
+    return rowptr.int(), _sort_rows(degree, member[position]), label
+
+
+def _sort_rows(degree: Tensor, col: Tensor) -> Tensor:
+    """Columns ascending within each row, as torch's CSR layout demands and data sets have them, int32."""
+    nodes = degree.numel()
+    row = torch.repeat_interleave(torch.arange(nodes, device=col.device), degree, output_size=col.numel())
+    return (row.mul_(nodes).add_(col).sort().values % nodes).int()
 
 
 def _from_zero(counts: Tensor) -> Tensor:

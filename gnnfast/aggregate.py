@@ -39,7 +39,7 @@ def aggregate(
     if compiling:
         return _run(graph, x, weight, reduce, ties, empty, needs_grad, choice.kernel, None)
     if x.is_cuda:
-        graph.consider_locality(x.nbytes)
+        graph.consider_locality(x)
         if settings().autotune and not torch.cuda.is_current_stream_capturing():
             tuned = _tuned(graph, x, weight, reduce, ties, empty, needs_grad, choice)
             choice = Choice(tuned.kernel, f"the fastest of those timed: schedule {tuned.schedule}, slab {tuned.slab or 'auto'}")
@@ -138,9 +138,9 @@ def spmm(graph: Graph, x: Tensor, weight: Tensor | None = None, reduce: str = "s
     if ties not in TIES:
         raise ValueError(f"ties must be 'first' or 'even', got {ties!r}")
     if weight is not None:
-        heads = (x.shape[1],) if x.dim() == 3 else ()
-        if weight.shape not in ((graph.num_edges,), (graph.num_edges, *heads)):
-            accepted = f"[{graph.num_edges}]" + (f" or [{graph.num_edges}, {heads[0]}]" if heads else "")
+        heads = x.shape[1] if x.dim() == 3 else None
+        if weight.shape[:1] != (graph.num_edges,) or not (weight.dim() == 1 or (weight.dim() == 2 and weight.shape[1] == heads)):
+            accepted = f"[{graph.num_edges}]" + (f" or [{graph.num_edges}, {heads}]" if heads is not None else "")
             raise ValueError(f"weight must have shape {accepted} (one value per edge), got {list(weight.shape)}")
         if weight.dtype != x.dtype or weight.device != x.device:
             raise ValueError(f"weight must be {x.dtype} on {x.device}, as x is, got {weight.dtype} on {weight.device}")

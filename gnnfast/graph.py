@@ -36,12 +36,14 @@ class Csr(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in self if isinstance(t, Tensor))
+        from gnnfast.ops.convert import inverse_nbytes
+
+        return sum(t.nbytes for t in self if isinstance(t, Tensor)) + inverse_nbytes(self.perm)
 
 
 class Tuned(NamedTuple):
-    """How an aggregation is run: ``gas`` or ``gar``, the kind of schedule as in ``GNNFAST_SCHEDULE``, and the bytes of features that
-    a pass over the edges covers (0: the kernel decides)."""
+    """How an aggregation is run: ``gas`` or ``gar``, the kind of schedule as in ``GNNFAST_SCHEDULE``, and the bytes of features
+    that a pass over the edges covers (0: the kernel decides)."""
 
     kernel: str
     schedule: str
@@ -279,16 +281,19 @@ class Graph:
         found = schedules[side, kind]
         return csr._replace(schedule=found.items, layout=found.layout)
 
-    def consider_locality(self, x_bytes: int) -> None:
+    def consider_locality(self, x: Tensor) -> None:
         """Called before each aggregation on CUDA: after some uses of a graph that it is expected to help, starts to make a locality
         schedule, and takes it over once it is there. Waits for nothing."""
+        if self.uses < schedule.USES:
+            return
         state = self._shared.get("locality")
         if isinstance(state, (str, dict)) or settings().schedule != "auto":
             return
         if state is None:
-            if self.uses < schedule.USES:
+            if self.num_src != self.num_dst or not schedule.large_enough(self.num_dst, self.num_edges):
+                self._shared["locality"] = "too small, too sparse or bipartite"
                 return
-            if self.num_src != self.num_dst or not schedule.expected_to_pay(self.num_dst, self.num_edges, x_bytes, self.device):
+            if not schedule.exceeds_cache(x.nbytes, self.device):
                 return
             if not torch.cuda.is_current_stream_capturing():
                 sides = {side: self._shared[side] for side in ("by_dst", "by_src") if side in self._shared}

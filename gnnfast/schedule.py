@@ -35,9 +35,14 @@ def by_degree(rowptr: Tensor) -> Tensor:
     return rowptr.diff().argsort(descending=True, stable=True).int()
 
 
-def expected_to_pay(num_rows: int, num_edges: int, x_bytes: int, device: torch.device) -> bool:
-    """Whether a graph is dense enough, and its features too large for the L2 cache, so that locality could save traffic."""
-    return num_edges >= MIN_EDGES and num_edges >= MIN_DEGREE * num_rows and 2 * x_bytes > _l2_bytes(device)
+def large_enough(num_rows: int, num_edges: int) -> bool:
+    """Whether a graph is large and dense enough for locality to save much."""
+    return num_edges >= MIN_EDGES and num_edges >= MIN_DEGREE * num_rows
+
+
+def exceeds_cache(x_bytes: int, device: torch.device) -> bool:
+    """Whether features are so large that gathers miss the L2 cache."""
+    return 2 * x_bytes > _l2_bytes(device)
 
 
 def narrow(row_bytes: int, num_src: int, num_dst: int, num_edges: int, device: torch.device) -> bool:

@@ -13,7 +13,7 @@ CUDA = torch.device("cuda")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="only CUDA kernels have a schedule")
 
 
-def _communities(nodes=20_000, size=500, degree=12):
+def _communities(nodes=60_000, size=500, degree=12):
     """Every edge stays in one of ``nodes / size`` groups, whose members have arbitrary ids."""
     generator = torch.Generator().manual_seed(0)
     member = torch.randperm(nodes, generator=generator)
@@ -49,7 +49,7 @@ def test_same_bits(name, reduce, kind):
 
 @needs_cuda
 def test_locality_is_found_in_repeated_use(monkeypatch):
-    monkeypatch.setattr(schedule, "expected_to_pay", lambda *_: True)
+    monkeypatch.setattr(schedule, "exceeds_cache", lambda *_: True)
     edge_index, nodes = _communities()
     graph = Graph.from_edge_index(edge_index.to(CUDA), nodes)
     x = torch.randn(nodes, 32, device=CUDA)
@@ -60,7 +60,7 @@ def test_locality_is_found_in_repeated_use(monkeypatch):
         assert torch.equal(gnnfast.spmm(graph, x), first)
         torch.cuda.synchronize()
     (made,) = gnnfast.report().schedules
-    assert made["used"] and made["near_after"] > 0.9 > made["near_before"] and made["milliseconds"] > 0
+    assert made["used"] and made["near_after"] > made["near_before"] + 0.3 and made["milliseconds"] > 0
     assert graph.nbytes - before >= 16 * nodes  # what is kept is counted
     assert "Locality schedule of Graph(" in str(gnnfast.report())
     x.requires_grad_()
@@ -70,7 +70,7 @@ def test_locality_is_found_in_repeated_use(monkeypatch):
 
 @needs_cuda
 def test_no_communities_no_schedule(monkeypatch):
-    monkeypatch.setattr(schedule, "expected_to_pay", lambda *_: True)
+    monkeypatch.setattr(schedule, "exceeds_cache", lambda *_: True)
     graph = Graph.from_edge_index(torch.randint(0, 100_000, (2, 1_000_000), device=CUDA), 100_000)
     x = torch.randn(100_000, 8, device=CUDA)
     for _ in range(schedule.USES + 3):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 FACTS = 5  # numbers in the facts of an edge list
 
@@ -47,6 +48,24 @@ def check_facts(facts: Sequence[int], num_rows: int, num_cols: int, num_edges: i
             if low < 0 or high >= size:
                 raise IndexError(f"{name} index {low if low < 0 else high} is out of range [0, {size})")
     return bool(is_sorted)
+
+
+_inverses = WeakTensorKeyDictionary()
+
+
+def inverse(perm: Tensor) -> Tensor:
+    """The permutation that undoes ``perm`` (int32), made once and kept as long as ``perm``."""
+    found = _inverses.get(perm)
+    if found is None:
+        found = torch.empty_like(perm)
+        found[perm.long()] = torch.arange(perm.numel(), dtype=perm.dtype, device=perm.device)
+        _inverses[perm] = found
+    return found
+
+
+def inverse_nbytes(perm: Tensor | None) -> int:
+    """Bytes kept for :func:`inverse`."""
+    return perm.nbytes if perm is not None and perm in _inverses else 0
 
 
 def _typed(error: RuntimeError) -> Exception:

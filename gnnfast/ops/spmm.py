@@ -13,8 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnfast.ops.convert import inverse
+
 _ops = torch.ops.gnnfast
 GRAPH_ARGS = 10
+MANY_EDGES = 1 << 17  # kPermuteFirst in plugin_src/spmm/spmm_cuda.cu
 _NO_GRAPH_GRADS = (None,) * GRAPH_ARGS
 
 
@@ -132,13 +135,21 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         grad = grad / mean_degree(graph[0], grad)
     grad_x = grad_weight = None
     if need_x and need_weight:
-        grad_x, grad_weight = _ops.spmm_backward(*swap(graph), weight, x, grad)
+        grad_x, grad_weight = _ops.spmm_backward(*swap(graph), weight, x, grad, _inverse(graph[7]))
     elif need_x:
         other = (weight, None) if weight_t is None else (weight_t, weight)
         grad_x = _ops.spmm(*swap(graph), *other, grad, False)
     elif need_weight:
         grad_weight = _ops.sddmm(*graph, grad, x, _heads(weight)).view_as(weight)
     return (*_NO_GRAPH_GRADS, grad_weight, None, grad_x, None)
+
+
+def _inverse(perm: Tensor | None) -> Tensor | None:
+    """What CUDA needs to write many dot products in order."""
+    if perm is None or not perm.is_cuda or perm.numel() < MANY_EDGES or torch.compiler.is_compiling():
+        return None
+    with torch.no_grad(), torch.inference_mode(False):
+        return inverse(perm)
 
 
 def _heads(weight: Tensor) -> int:
@@ -148,24 +159,25 @@ def _heads(weight: Tensor) -> int:
 SPMM = register(Formula(_ops.spmm.default, _spmm_setup, _spmm_backward))
 
 
-# spmm_backward(graph of A^T, weight, x [N, F], grad [M, F]) -> A^T(weight) grad [N, F], <x[column], grad[row]> [E] | [E, H]
+# spmm_backward(graph of A^T, weight, x [N, F], grad [M, F], inverse of the perm of A^T | None)
+#     -> A^T(weight) grad [N, F], <x[column], grad[row]> [E] | [E, H]
 
 
 @torch.library.register_fake("gnnfast::spmm_backward")
 def _(*args: Any) -> tuple[Tensor, Tensor]:
-    weight, _, grad = args[-3:]
+    weight, _, grad = args[GRAPH_ARGS : GRAPH_ARGS + 3]
     return grad.new_empty(_rows(args), grad.shape[1]), torch.empty_like(weight, memory_format=torch.contiguous_format)
 
 
 def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *graph, weight, x, grad = inputs
+    *graph, weight, x, grad, _ = inputs
     save(ctx, tuple(graph), weight, x, grad)
 
 
 def _backward_backward(ctx: Any, grad_out: Tensor, grad_dot: Tensor) -> tuple[Any, ...]:
     # out = A^T(w) g and dot = <x, g> per edge are linear in each of w, x and g.
     graph, (weight, x, grad) = saved(ctx)
-    need_weight, need_x, need_grad = needs(ctx)
+    need_weight, need_x, need_grad = needs(ctx)[:3]
     to_weight = to_x = to_grad = None
     if need_weight:
         to_weight = _ops.sddmm(*graph, grad_out, grad, _heads(weight)).view_as(weight)
@@ -173,7 +185,7 @@ def _backward_backward(ctx: Any, grad_out: Tensor, grad_dot: Tensor) -> tuple[An
         to_x = _ops.spmm(*graph, grad_dot, None, grad, False)
     if need_grad:
         to_grad = _ops.spmm(*swap(graph), weight, None, grad_out, False) + _ops.spmm(*swap(graph), grad_dot, None, x, False)
-    return (*_NO_GRAPH_GRADS, to_weight, to_x, to_grad)
+    return (*_NO_GRAPH_GRADS, to_weight, to_x, to_grad, None)
 
 
 torch.library.register_autograd("gnnfast::spmm_backward", _backward_backward, setup_context=_backward_setup)

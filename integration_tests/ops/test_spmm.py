@@ -126,6 +126,24 @@ def test_gradients(reduce, weight, name, kernel, device):
         assert f.shape == e.shape and relative_error(f, e) < 1e-10
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+@pytest.mark.parametrize("shape", [(1, 8), (2, 4), (1, 160)])
+def test_many_edges(shape, reduce, device):
+    """From 2^17 edges on weights and their gradients are put in order by kernels of their own."""
+    edge_index = torch.randint(0, 400, (2, 150_000), device=device)
+    x = torch.randn(400, *shape, dtype=torch.float64, device=device, requires_grad=True)
+    w = torch.randn(150_000, shape[0], dtype=torch.float64, device=device, requires_grad=True)
+    graph, grad = Graph.from_edge_index(edge_index, 400), torch.randn(400, *shape, dtype=torch.float64, device=device)
+    expected = reference_spmm(edge_index, 400, x, w, reduce)
+    gradients = torch.autograd.grad(expected, (x, w), grad)
+    with torch.no_grad():
+        assert relative_error(gnnfast.spmm(graph, x, w, reduce), expected) < 1e-10
+    out = gnnfast.spmm(graph, x, w, reduce)
+    assert relative_error(out, expected) < 1e-10
+    for f, e in zip(torch.autograd.grad(out, (x, w), grad), gradients):
+        assert relative_error(f, e) < 1e-10
+
+
 @pytest.mark.parametrize("width", [4, 64, 128, 200, 1000])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [1, 4])
@@ -211,7 +229,7 @@ def _op_samples(device):
         (ops.coo_facts, (dst, src)),
         (ops.spmm, (*args, wg, None, xg, True)),
         (ops.spmm, (*args, None, None, xg, False)),
-        (ops.spmm_backward, (*back, wg, xg, gg)),
+        (ops.spmm_backward, (*back, wg, xg, gg, None)),
         (ops.spmm_max, (*args, wg, xg, True, 2, 0.0)),
         (ops.spmm_where, (*back, w, x, gg, out, None)),
         (ops.spmm_where, (*back, None, x, gg, None, first)),

@@ -90,9 +90,11 @@ Tensor spmm_where(GNNFAST_GRAPH_PARAMS, const OptTensor& weight, const Tensor& s
 }
 
 // Both gradients of spmm (sum) over the transposed matrix: out = A^T(weight) grad and dot[e, h] = <self[row], grad[col]>, the
-// gradient for the weights. One gather where the device can fuse them, else SpMM and SDDMM.
+// gradient for the weights. One gather where the device can fuse them, else SpMM and SDDMM. `inverse` [E] int32, of perm, lets
+// the device write the dot products in order.
 template <class Device>
-std::tuple<Tensor, Tensor> spmm_backward(GNNFAST_GRAPH_PARAMS, const Tensor& weight, const Tensor& self_, const Tensor& grad_) {
+std::tuple<Tensor, Tensor> spmm_backward(GNNFAST_GRAPH_PARAMS, const Tensor& weight, const Tensor& self_, const Tensor& grad_,
+                                         const OptTensor& inverse) {
   const Tensor grad = check_features("grad", grad_, -1);
   const Tensor self = check_features("self", self_, rowptr.numel() - 1);
   check_dtype("self", self, grad.scalar_type());
@@ -108,6 +110,8 @@ std::tuple<Tensor, Tensor> spmm_backward(GNNFAST_GRAPH_PARAMS, const Tensor& wei
   if (grad.size(1) == 0) return {out, torch::stable::zero_(dot)};
   if (Device::can_fuse_dot(args, grad.scalar_type())) {
     args.op = kSumAndDot;
+    args.inverse = check_index("inverse", inverse, grad);
+    if (inverse) check_size("inverse", *inverse, 0, args.a.num_edges);
     if (out.numel() > 0) Device::spmm(args, grad);
   } else {
     args.op = kSum;

@@ -31,15 +31,16 @@ struct SpmmArgs {
   WeightMode mode;
   bool mean, negate;
   double empty;
-  int64_t width, heads;  // F, H
-  const void* weight;    // [E], [E, H]
-  const void* x;         // [num_cols, F]
-  void* out;             // [num_rows, F]
-  int32_t* aux;          // [num_rows, F]
-  const void* self;      // [num_rows, F]
-  const void* value;     // [num_cols, F]
-  const int32_t* arg;    // [num_cols, F]
-  void* dot;             // [E, H], every element is written
+  int64_t width, heads;    // F, H
+  const void* weight;      // [E], [E, H]
+  const void* x;           // [num_cols, F]
+  void* out;               // [num_rows, F]
+  int32_t* aux;            // [num_rows, F]
+  const void* self;        // [num_rows, F]
+  const void* value;       // [num_cols, F]
+  const int32_t* arg;      // [num_cols, F]
+  void* dot;               // [E, H], every element is written
+  const int32_t* inverse;  // [E], user's edge id -> CSR slot, or null: dot is then written slot by slot, in any order
 };
 
 }  // namespace gnnfast

@@ -198,7 +198,7 @@ struct Partial {
       // An edge that does not exist is read as the last one that does, so that loads need no branch; what is read is not used.
       const int wanted = (j + c) * G + group, k = WHOLE ? wanted : max(min(wanted, count - 1), 0);
       uint64_t row = static_cast<uint32_t>(from_lane<LANES>(edges.col, k, c));
-      if constexpr (kNeedsId && (W != kScalar || OP != kSum)) edge[c] = from_lane<LANES>(edges.id, k, c);
+      if constexpr (W == kPerHead || W == kPerElement || OP == kSumWhereFirst) edge[c] = from_lane<LANES>(edges.id, k, c);
       weight[c] = W == kScalar ? from_lane<LANES>(edges.w, k, c) : A{1};
       v[c].load(reinterpret_cast<const T*>(x + row * row_bytes));
       if constexpr (W == kPerHead)
@@ -239,12 +239,10 @@ struct Partial {
           static_cast<T*>(p.dot)[int64_t{edge[c]} * p.heads + head] = from_acc<T>(dot[c]);
       }
     } else if constexpr (OP == kSumAndDot) {
-      const int first = sum_many<kFlight, TPR>(dot, t);
-      constexpr int kMine = kFlight > TPR ? kFlight / TPR : 1, kSharers = TPR > kFlight ? TPR / kFlight : 1;
-#pragma unroll
-      for (int c = 0; c < kFlight; ++c)
-        if (c >= first && c < first + kMine && t % kSharers == 0 && exists(c))
-          store_dot(edge[c], dot[kMine == 1 ? 0 : c % kMine]);
+      static_assert(kFlight <= TPR);
+      const int mine = j + sum_many<kFlight, TPR>(dot, t), k = mine * G + group;
+      const int id = p.a.perm ? __shfl_sync(kAllLanes, edges.id[0], k, LANES) : first_slot + k;
+      if (t % (TPR / kFlight) == 0 && (WHOLE || k < count)) store_dot(id, dot[0]);
     }
   }
 
@@ -295,10 +293,9 @@ struct Partial {
 
 // Blocks a multiprocessor should hold: as many as fit without spilling registers.
 template <class T, int OP, int W, int TPR>
-constexpr int kResident = sizeof(T) == 8                                                                ? 2
-                          : OP == kSumAndDot                                                            ? 3
-                          : OP == kSum && sizeof(T) == 4 && TPR < kWarp && (W == kNone || W == kScalar) ? 5
-                                                                                                        : 4;
+constexpr int kResident = sizeof(T) == 8                                                ? 2
+                          : OP == kSum && sizeof(T) == 4 && TPR < kWarp && W <= kScalar ? 5
+                                                                                        : 4;
 
 template <class T, int OP, int W, int VEC, int TPR>
 __global__ void __launch_bounds__(kBlock, kResident<T, OP, W, TPR>)
