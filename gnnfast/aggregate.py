@@ -139,7 +139,8 @@ def spmm(graph: Graph, x: Tensor, weight: Tensor | None = None, reduce: str = "s
         raise ValueError(f"ties must be 'first' or 'even', got {ties!r}")
     if weight is not None:
         heads = x.shape[1] if x.dim() == 3 else None
-        if weight.shape[:1] != (graph.num_edges,) or not (weight.dim() == 1 or (weight.dim() == 2 and weight.shape[1] == heads)):
+        dim = weight.dim()
+        if not (dim == 1 or (dim == 2 and weight.size(1) == heads)) or weight.size(0) != graph.num_edges:
             accepted = f"[{graph.num_edges}]" + (f" or [{graph.num_edges}, {heads}]" if heads is not None else "")
             raise ValueError(f"weight must have shape {accepted} (one value per edge), got {list(weight.shape)}")
         if weight.dtype != x.dtype or weight.device != x.device:

@@ -10,8 +10,10 @@ namespace {
 
 constexpr int kPrefetch = 8;  // edges ahead
 
+// N vectors of L features each; the last one begins at feature f0 + last, so that it may overlap the one before: both then hold
+// the same sums, and any width of at least L needs no narrower rest, which would be another walk over the edges.
 template <class T, int OP, int W, int L, int N>
-inline void reduce_block(const SpmmArgs& p, int64_t row, int64_t f0) {
+inline void reduce_block(const SpmmArgs& p, int64_t row, int64_t f0, int64_t last = (N - 1) * L) {
   using V = vec_t<T, L>;
   using Mask = decltype(V{} > V{});
   using A = acc_t<T>;
@@ -22,7 +24,8 @@ inline void reduce_block(const SpmmArgs& p, int64_t row, int64_t f0) {
   if constexpr (W == kElementWeight) weight += f0;
   const int32_t *col = p.a.col, *perm = p.a.perm;
   const int64_t width = p.width, heads = p.heads;
-  const int64_t begin = p.a.rowptr[row], end = p.a.rowptr[row + 1], last = p.a.num_edges - 1;
+  const int64_t begin = p.a.rowptr[row], end = p.a.rowptr[row + 1], last_slot = p.a.num_edges - 1;
+  auto at = [last](int n) { return n == N - 1 ? last : int64_t{n} * L; };
   const A sign = p.negate ? -1 : 1;
 
   V acc[N];
@@ -34,16 +37,16 @@ inline void reduce_block(const SpmmArgs& p, int64_t row, int64_t f0) {
   }
   for (int64_t e = begin; e < end; ++e) {
     const T* source = x + col[e] * width;
-    const T* ahead = x + col[e + kPrefetch < last ? e + kPrefetch : last] * width;
+    const T* ahead = x + col[e + kPrefetch < last_slot ? e + kPrefetch : last_slot] * width;
 #pragma GCC unroll 8
-    for (int n = 0; n < N; n += 64 / static_cast<int>(L * sizeof(T)) + (L * sizeof(T) > 64)) __builtin_prefetch(ahead + n * L);
+    for (int n = 0; n < N; n += 64 / static_cast<int>(L * sizeof(T)) + (L * sizeof(T) > 64)) __builtin_prefetch(ahead + at(n));
     const int64_t id = W != kNoWeight && perm ? perm[e] : e;
     const A w = W == kHeadWeight ? load(weight + id * heads) : A{1};
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
-      V v = load_vector<L>(source + n * L);
+      V v = load_vector<L>(source + at(n));
       if constexpr (W == kHeadWeight) v = w * v;
-      if constexpr (W == kElementWeight) v = load_vector<L>(weight + id * heads + n * L) * v;
+      if constexpr (W == kElementWeight) v = load_vector<L>(weight + id * heads + at(n)) * v;
       if constexpr (OP == kSum) {
         acc[n] += v;
       } else {
@@ -66,31 +69,37 @@ inline void reduce_block(const SpmmArgs& p, int64_t row, int64_t f0) {
     } else {
       acc[n] = end > begin ? sign * acc[n] : V{} + static_cast<A>(p.empty);
     }
-    store_vector<L>(out + n * L, acc[n]);
+    store_vector<L>(out + at(n), acc[n]);
     if constexpr (OP == kMaxFirst || OP == kMaxCount)
       for (int l = 0; l < L; ++l) {
         int64_t value = aux[n][l];
         if (OP == kMaxFirst) value = end == begin ? -1 : perm ? perm[value] : value;
-        p.aux[row * width + f0 + n * L + l] = static_cast<int32_t>(value);
+        p.aux[row * width + f0 + at(n) + l] = static_cast<int32_t>(value);
       }
   }
 }
 
+// As many of the next `left` >= L features as fit the registers, `N` vectors of them at most. Returns how many those are.
+template <class T, int OP, int W, int L, int N>
+inline int64_t reduce_vectors(const SpmmArgs& p, int64_t row, int64_t f, int64_t left) {
+  if constexpr (N > 1)
+    if (left <= (N - 1) * L) return reduce_vectors<T, OP, W, L, N - 1>(p, row, f, left);
+  const int64_t taken = left < N * L ? left : N * L;
+  reduce_block<T, OP, W, L, N>(p, row, f, taken - L);
+  return taken;
+}
+
 template <class T, int OP, int W>
 void reduce_rows(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
-  constexpr int L = kLanes<acc_t<T>>, S = L < 4 ? L : 4;
+  constexpr int L = kLanes<acc_t<T>>, S = L < 4 ? L : 4, kMost = OP == kSum ? 8 : 4;
   const int64_t segment = W == kHeadWeight ? p.width / p.heads : p.width;  // a block lies within one head
   for (int64_t row = row_begin; row < row_end; ++row) {
     for (int64_t f = 0; f < p.width;) {
       const int64_t left = segment - f % segment;
-      if (OP == kSum && left >= 8 * L) {
-        reduce_block<T, OP, W, L, OP == kSum ? 8 : 1>(p, row, f), f += 8 * L;
-      } else if (left >= 4 * L) {
-        reduce_block<T, OP, W, L, 4>(p, row, f), f += 4 * L;
-      } else if (OP == kSum && left >= 2 * L) {
-        reduce_block<T, OP, W, L, OP == kSum ? 2 : 1>(p, row, f), f += 2 * L;
-      } else if (left >= L) {
-        reduce_block<T, OP, W, L, 1>(p, row, f), f += L;
+      if (left >= L) {
+        f += reduce_vectors<T, OP, W, L, kMost>(p, row, f, left);
+      } else if (segment >= L) {  // the rest of a wide segment: a vector that ends with it
+        reduce_block<T, OP, W, L, 1>(p, row, f + left - L), f += left;
       } else if (left >= S) {
         reduce_block<T, OP, W, S, 1>(p, row, f), f += S;
       } else {
