@@ -295,8 +295,8 @@ class Graph:
                 return
             if not schedule.exceeds_cache(x.nbytes, self.device):
                 return
-            if not torch.cuda.is_current_stream_capturing():
-                sides = {side: self._shared[side] for side in ("by_dst", "by_src") if side in self._shared}
+            sides = {side: self._shared[side] for side in ("by_dst", "by_src") if side in self._shared}
+            if sides and not torch.cuda.is_current_stream_capturing():
                 self._shared["locality"] = schedule.Locality(sides, self.num_edges)
             return
         if torch.cuda.is_current_stream_capturing() or not state.ready():

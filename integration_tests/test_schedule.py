@@ -81,6 +81,36 @@ def test_no_communities_no_schedule(monkeypatch):
 
 
 @needs_cuda
+def test_a_graph_that_stays_coo_has_no_schedule(monkeypatch):
+    monkeypatch.setattr(schedule, "exceeds_cache", lambda *_: True)
+    edge_index, nodes = _communities()
+    graph, x = Graph.from_edge_index(edge_index.to(CUDA), nodes), torch.randn(nodes, 8, device=CUDA)
+    with gnnfast.override(kernel="gas"):
+        for _ in range(schedule.USES + 3):
+            gnnfast.spmm(graph, x)
+    assert gnnfast.report().schedules == [] and graph.nbytes == 0
+
+
+@needs_cuda
+def test_capture_while_a_schedule_is_made(monkeypatch):
+    """Neither starting nor taking over a schedule disturbs the capture of a CUDA graph, and the replay computes the same."""
+    monkeypatch.setattr(schedule, "exceeds_cache", lambda *_: True)
+    edge_index, nodes = _communities()
+    graph, x = Graph.from_edge_index(edge_index.to(CUDA), nodes), torch.randn(nodes, 32, device=CUDA)
+    with gnnfast.override(kernel="gar"):
+        expected = gnnfast.spmm(graph, x)
+    for uses in (schedule.USES - 1, 1, 3):
+        for _ in range(uses):
+            gnnfast.spmm(graph, x)
+        torch.cuda.synchronize()
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            out = gnnfast.spmm(graph, x)
+        captured.replay()
+        assert torch.equal(out, expected)
+
+
+@needs_cuda
 def test_small_graphs_are_left_alone():
     graph = Graph.from_edge_index(torch.randint(0, 100, (2, 1000), device=CUDA), 100)
     x = torch.randn(100, 8, device=CUDA)
