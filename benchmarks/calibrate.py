@@ -103,11 +103,15 @@ def against_candidates(graph: Graph, x: Tensor, weight: Tensor) -> tables.Row:
     for _ in range(8):  # a locality schedule is made on the way
         call()
         torch.cuda.synchronize()
-    before, times = timing.median_ms(call, x.device), {}
-    for option in autotune.candidates(graph, x.shape[1] * x.element_size(), has_coo=False):
-        with forced(option):
-            times[f"{option.schedule} {option.slab or 'auto'}"] = timing.median_ms(call, x.device)
-    ours = min(before, timing.median_ms(call, x.device))  # the first of many timings of a small graph is often the slowest
+    times: dict[str, float] = {}
+    for _ in range(2):  # the first of many timings of a small graph is often the slowest: each counts by its better one
+        ours = min(timing.median_ms(call, x.device), times.get("gnnfast", float("inf")))
+        times["gnnfast"] = ours
+        for option in autotune.candidates(graph, x.shape[1] * x.element_size(), ("gar",), "auto", deterministic=False):
+            name = f"{option.schedule} {option.slab or 'auto'}"
+            with forced(option):
+                times[name] = min(timing.median_ms(call, x.device), times.get(name, float("inf")))
+    del times["gnnfast"]
     best = min(times, key=lambda option: times[option])
     row = {"gnnfast ms": ours, "best ms": times[best], "best": best, "chosen / best": ours / times[best]}
     return row | {f"{option} ms": ms for option, ms in times.items()}

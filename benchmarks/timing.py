@@ -105,7 +105,8 @@ def environment(device: torch.device) -> dict[str, Any]:
         "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
         "gnnfast": gnnfast.__version__,
-        **{p: version(p) for p in ("torch", "torch_geometric", "dgl")},
+        "torch": torch.__version__,
+        **{p: version(p) for p in ("torch_geometric", "dgl")},
     }
 
 

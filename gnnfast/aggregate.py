@@ -40,8 +40,9 @@ def aggregate(
         return _run(graph, x, weight, reduce, ties, empty, needs_grad, choice.kernel, None)
     if x.is_cuda:
         graph.consider_locality(x)
-        if settings().autotune and not torch.cuda.is_current_stream_capturing():
+        if settings().autotune:
             tuned = _tuned(graph, x, weight, reduce, ties, empty, needs_grad, choice)
+        if tuned is not None:
             choice = Choice(tuned.kernel, f"the fastest of those timed: schedule {tuned.schedule}, slab {tuned.slab or 'auto'}")
     graph.uses += 1
     ran(place, f"{choice.kernel} {reduce}", choice.reason)
@@ -79,12 +80,16 @@ def _run(
 
 def _tuned(
     graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, ties: str, empty: float, needs_grad: bool, choice: Choice
-) -> Tuned:
+) -> Tuned | None:
     """The fastest way to run this aggregation; timed if it is the first of its kind."""
-    forced = settings().kernel != "auto" or needs_grad or torch.are_deterministic_algorithms_enabled()
-    options = autotune.candidates(graph, x.shape[1] * x.element_size(), "coo" in graph._shared and not forced)
-    options = [o for o in options if not forced or o.kernel == choice.kernel] or [Tuned("gas", "off", 0)]
-    key = (graph._flipped, x.shape[1], x.dtype, None if weight is None else weight.dim(), reduce, forced and choice.kernel)
+    current, deterministic = settings(), torch.are_deterministic_algorithms_enabled()
+    # GAS competes only where the selector was free to choose and nothing needs CSR in a backward pass.
+    free = current.kernel == "auto" and "coo" in graph._shared and not needs_grad and not deterministic
+    kernels = ("gas", "gar") if free else (choice.kernel,)
+    row_bytes = x.shape[1] * x.element_size()
+    options = autotune.candidates(graph, row_bytes, kernels, current.schedule, deterministic)
+    weights = None if weight is None else weight.shape[1:]
+    key = (graph._flipped, x.shape[1], x.dtype, weights, reduce, kernels, current.schedule, deterministic)
     run = lambda option: _run(graph, x, weight, reduce, ties, empty, needs_grad, option.kernel, option)  # noqa: E731
     return autotune.best(graph, key, options, run)
 

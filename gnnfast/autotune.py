@@ -14,20 +14,26 @@ REPEATS = 3
 SLABS = (128, 256, 512)  # bytes of features that a pass over the edges covers
 
 
-def candidates(graph: Graph, row_bytes: int, has_coo: bool) -> list[Tuned]:
-    """GAS where there is COO, and GAR with each schedule and slab that differs."""
-    schedules = ["off", "degree"] + ["locality"] * (graph.num_src == graph.num_dst and graph.num_edges > 0)
-    slabs = [slab for slab in SLABS if slab < row_bytes] or [0]
-    return [Tuned("gas", "off", 0)] * has_coo + [Tuned("gar", s, slab) for s in schedules for slab in slabs]
+def candidates(graph: Graph, row_bytes: int, kernels: tuple[str, ...], schedule: str, deterministic: bool) -> list[Tuned]:
+    """GAS, and GAR with each schedule that the setting ``schedule`` allows and each slab that differs. Another slab adds up in
+    another order: where results must be the same from run to run, the clock must not choose it."""
+    schedules = [schedule] if schedule != "auto" else ["off", "degree"] + ["locality"] * (graph.num_src == graph.num_dst)
+    slabs = [] if deterministic else [slab for slab in SLABS if slab < row_bytes]
+    gar = [Tuned("gar", kind, slab) for kind in schedules for slab in slabs or [0]]
+    return [Tuned("gas", "off", 0)] * ("gas" in kernels) + gar * ("gar" in kernels)
 
 
-def best(graph: Graph, key: Hashable, options: list[Tuned], run: Callable[[Tuned], Any]) -> Tuned:
-    """The option that ``run`` is fastest with, by CUDA events, found once for each graph and ``key``."""
+def best(graph: Graph, key: Hashable, options: list[Tuned], run: Callable[[Tuned], Any]) -> Tuned | None:
+    """The option that ``run`` is fastest with, by CUDA events, found once for each graph and ``key``. ``None`` if it is not known
+    yet and cannot be found out, because a CUDA graph is captured."""
     kept: dict[Hashable, Tuned] = graph._shared.setdefault("tuned", {})
     found = kept.get(key)
     if found is None:
-        with torch.no_grad():
-            found = kept[key] = min(options, key=lambda option: _milliseconds(lambda: run(option)))
+        with torch.cuda.device(graph.device), torch.no_grad():
+            if torch.cuda.is_current_stream_capturing():
+                return None
+            found = options[0] if len(options) == 1 else min(options, key=lambda option: _milliseconds(lambda: run(option)))
+            kept[key] = found
     return found
 
 

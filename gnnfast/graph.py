@@ -50,8 +50,8 @@ class Tuned(NamedTuple):
     slab: int
 
 
-ID_ORDER, NARROW = Tuned("gar", "off", 0), Tuned("gar", "off", 128)
-LOCALITY = Tuned("gar", "locality", 0)
+# The slab is the same in both: it decides in which order the lanes of a warp add up, and so the last bits of a result.
+ID_ORDER, LOCALITY = Tuned("gar", "off", 0), Tuned("gar", "locality", 0)
 
 
 class Graph:
@@ -81,7 +81,8 @@ class Graph:
 
         Raises:
             TypeError: the ids are not int32 or int64.
-            ValueError: the shape is not ``[2, num_edges]``, or a size is negative or 2^31 - 1 or more.
+            ValueError: the shape is not ``[2, num_edges]``, a size is negative, or there are 2^31 - 1 nodes or
+                2^31 - 2^16 edges or more.
             IndexError: raised by the first use: an id is out of range; the message names the bound and the value.
         """
         _check_ids("edge_index", edge_index, 2)
@@ -257,11 +258,11 @@ class Graph:
             return Tuned("gar", kind, 0)
         if isinstance(self._shared.get("locality"), dict) and row_bytes * self.num_edges >= schedule.MIN_GATHERED * self.num_dst:
             return LOCALITY
-        return NARROW if schedule.narrow(row_bytes, self.num_src, self.num_dst, self.num_edges, self.device) else ID_ORDER
+        return ID_ORDER
 
     def _scheduled(self, side: str, csr: Csr, kind: str) -> Csr:
         """A format with the schedule of a kind."""
-        if kind == "off":
+        if kind == "off" or not self.num_edges:
             return csr
         schedules = self._shared.setdefault("schedules", {})
         if (side, kind) not in schedules:
@@ -278,6 +279,7 @@ class Graph:
                     order = self._shared["order"]
                 items, layout = schedule.build(csr.rowptr, self.num_edges, order)
                 schedules[side, kind] = schedule.Schedule(items, layout.tolist())
+            cache.grew()
         found = schedules[side, kind]
         return csr._replace(schedule=found.items, layout=found.layout)
 
@@ -297,7 +299,10 @@ class Graph:
                 return
             sides = {side: self._shared[side] for side in ("by_dst", "by_src") if side in self._shared}
             if sides and not torch.cuda.is_current_stream_capturing():
-                self._shared["locality"] = schedule.Locality(sides, self.num_edges)
+                try:
+                    self._shared["locality"] = schedule.Locality(sides, self.num_edges)
+                except torch.OutOfMemoryError:  # the user's call must not fail for it
+                    self._shared["locality"] = "no memory"
             return
         if torch.cuda.is_current_stream_capturing() or not state.ready():
             return
@@ -309,6 +314,8 @@ class Graph:
                 self._shared["order"] = state.order
                 self._shared.setdefault("schedules", {}).update({(s, "locality"): v for s, v in state.schedules().items()})
                 self._shared["locality"] = {"near": (before, after), "milliseconds": state.milliseconds}
+                for key in [key for key in self._args if key[-1].schedule == "locality"]:
+                    del self._args[key]  # of an order that was asked for before
         scheduled(repr(self), before, after, state.milliseconds, state.pays)
         cache.grew()
 
@@ -328,7 +335,10 @@ class Graph:
                     kept.popitem(last=False)
                 return None
             orders = entry[2]
-            for side in ("by_dst", "by_src") if csc else ("by_src" if self._flipped else "by_dst",):
+            sides = ("by_dst", "by_src") if csc else ("by_src" if self._flipped else "by_dst",)
+            if weight.is_cuda and any(s not in orders for s in sides) and torch.cuda.is_current_stream_capturing():
+                return None  # what a capture makes has no values before the replay
+            for side in sides:
                 if side not in orders:
                     perm = self._format(side).perm
                     with torch.no_grad(), torch.inference_mode(False):
@@ -354,7 +364,9 @@ class Graph:
     @property
     def schedule_nbytes(self) -> int:
         """Bytes of the schedules kept besides the one of each format."""
-        return sum(s.items.nbytes for s in list(self._shared.get("schedules", {}).values()))
+        order = self._shared.get("order")
+        items = sum(s.items.nbytes for s in list(self._shared.get("schedules", {}).values()))
+        return items + (0 if order is None else order.nbytes)
 
     def __repr__(self) -> str:
         formats = [n for n, k in (("coo", "coo"), ("csr", "by_dst"), ("csc", "by_src")) if k in self._shared]
@@ -378,8 +390,10 @@ def _check_ids(name: str, ids: Tensor, dim: int) -> None:
 
 
 def _size(name: str, value: int) -> int:
-    if not 0 <= value < 2**31 - 1:
-        raise ValueError(f"{name} must be at least 0 and below 2^31 - 1, got {value}")
+    # Kernels count slots in int32, up to a block's edges ahead.
+    most, text = (2**31 - 2**16, "2^31 - 2^16") if name == "num_edges" else (2**31 - 1, "2^31 - 1")
+    if not 0 <= value < most:
+        raise ValueError(f"{name} must be at least 0 and below {text}, got {value}")
     return int(value)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 ROUNDS = 6  # of label propagation; three find planted communities, and real ones are less clear
 FULLEST = 16384  # rows of a cluster: their sources must fit the L2 cache together
-USES = 5  # aggregations over a graph before a locality schedule is made, which costs about as much as one or two
+USES = 5  # aggregations over a graph before a locality schedule is made, which costs about as much as one more
 MIN_EDGES, MIN_DEGREE = 200_000, 4.0  # smaller and sparser graphs gather too little twice
 MIN_GATHERED = 512  # bytes a row gathers on average, from which locality outweighs that indices are read out of order
 
@@ -45,15 +45,6 @@ def exceeds_cache(x_bytes: int, device: torch.device) -> bool:
     return 2 * x_bytes > _l2_bytes(device)
 
 
-def narrow(row_bytes: int, num_src: int, num_dst: int, num_edges: int, device: torch.device) -> bool:
-    """Whether features should be taken 128 bytes at a time and not 256: where half of them just fit the L2 cache, and each is
-    gathered often enough to pay for reading the indices again (ppa, F = 128: 3.3 against 3.6 ms)."""
-    if row_bytes % 256 or num_edges < 48 * num_dst:
-        return False
-    cache = _l2_bytes(device)
-    return 256 * num_src > cache and 128 * num_src <= 1.5 * cache
-
-
 @lru_cache
 def _l2_bytes(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).L2_cache_size
@@ -69,13 +60,15 @@ class Locality:
     """
 
     def __init__(self, sides: dict[str, Any], num_edges: int) -> None:
-        self._sides = dict(sides)  # keeps the formats alive while the other stream reads them
         first = next(iter(sides.values()))
         self._begin, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         stream = torch.cuda.Stream(first.rowptr.device)
         stream.wait_stream(torch.cuda.current_stream(first.rowptr.device))
         with torch.no_grad(), torch.inference_mode(False), torch.cuda.stream(stream):
             self._begin.record()
+            for csr in sides.values():  # made on another stream, and the graph may be dropped while this one reads
+                csr.rowptr.record_stream(stream)
+                csr.col.record_stream(stream)
             self.order, facts = torch.ops.gnnfast.cluster(first.rowptr, first.col, ROUNDS, FULLEST)
             built = {side: build(csr.rowptr, num_edges, self.order) for side, csr in sides.items()}
             self._items = {side: items for side, (items, _) in built.items()}

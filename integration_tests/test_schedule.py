@@ -48,11 +48,12 @@ def test_same_bits(name, reduce, kind):
 
 
 @needs_cuda
-def test_locality_is_found_in_repeated_use(monkeypatch):
+@pytest.mark.parametrize("width", [32, 128])
+def test_locality_is_found_in_repeated_use(width, monkeypatch):
     monkeypatch.setattr(schedule, "exceeds_cache", lambda *_: True)
     edge_index, nodes = _communities()
     graph = Graph.from_edge_index(edge_index.to(CUDA), nodes)
-    x = torch.randn(nodes, 32, device=CUDA)
+    x = torch.randn(nodes, width, device=CUDA)
     with gnnfast.override(kernel="gar"):
         first = gnnfast.spmm(graph, x)
     before = graph.nbytes
@@ -65,7 +66,7 @@ def test_locality_is_found_in_repeated_use(monkeypatch):
     assert "Locality schedule of Graph(" in str(gnnfast.report())
     x.requires_grad_()
     gnnfast.spmm(graph, x).sum().backward()  # CSC is made now and follows the same order
-    assert torch.equal(x.grad, torch.bincount(edge_index[0], minlength=nodes).to(CUDA).float().view(-1, 1).expand(-1, 32))
+    assert torch.equal(x.grad, torch.bincount(edge_index[0], minlength=nodes).to(CUDA).float().view(-1, 1).expand(-1, width))
 
 
 @needs_cuda
@@ -111,6 +112,32 @@ def test_capture_while_a_schedule_is_made(monkeypatch):
 
 
 @needs_cuda
+def test_capture_of_weight_gradients():
+    """A capture makes nothing that is kept: the eager step after it must not read what only a replay writes."""
+    edge_index, nodes = _communities(20_000)  # more edges than MANY_EDGES
+    x = torch.randn(nodes, 16, device=CUDA, requires_grad=True)
+    weight = torch.randn(edge_index.shape[1], device=CUDA, requires_grad=True)
+    graph = Graph.from_edge_index(edge_index.to(CUDA), nodes)
+    graph.args(csc=True)  # the formats, and nothing else, exist before the capture
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        in_capture = _run(graph, x, weight, "sum")
+    eager = _run(graph, x, weight, "sum")
+    captured.replay()
+    assert all(torch.equal(a, b) for a, b in zip(in_capture, eager))
+    expected = (x.detach()[edge_index[0].to(CUDA)]).sum(1)  # the gradient of the sum of all outputs
+    torch.testing.assert_close(eager[2], expected, rtol=1e-4, atol=1e-4)
+
+
+@needs_cuda
+@pytest.mark.parametrize("kind", ["off", "degree", "locality"])
+def test_no_nodes(kind):
+    graph = Graph.from_edge_index(torch.empty(2, 0, dtype=torch.long, device=CUDA), 0)
+    with gnnfast.override(kernel="gar", schedule=kind):
+        assert gnnfast.spmm(graph, torch.empty(0, 4, device=CUDA)).shape == (0, 4)
+
+
+@needs_cuda
 def test_small_graphs_are_left_alone():
     graph = Graph.from_edge_index(torch.randint(0, 100, (2, 1000), device=CUDA), 100)
     x = torch.randn(100, 8, device=CUDA)
@@ -134,6 +161,22 @@ def test_autotune(name, grad):
         gnnfast.spmm(graph, x)
     assert graph._shared["tuned"] == tuned
     assert any("fastest of those timed" in reason for _, _, reason in gnnfast.report().kernels)
+
+
+@needs_cuda
+def test_autotune_within_other_settings():
+    edge_index, nodes = _communities(3000, 100)
+    graph, x = Graph.from_edge_index(edge_index.to(CUDA), nodes), torch.randn(nodes, 256, device=CUDA)
+    weight = torch.randn(edge_index.shape[1], 4, device=CUDA)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with gnnfast.override(schedule="degree", autotune=True):
+            gnnfast.spmm(graph, x.view(nodes, 4, 64), weight)
+            gnnfast.spmm(graph, x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(graph._shared["tuned"]) == 2
+    assert set(graph._shared["tuned"].values()) == {("gar", "degree", 0)}
 
 
 def test_settings_mean_nothing_on_a_cpu():

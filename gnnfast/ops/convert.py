@@ -23,7 +23,7 @@ def coo_to_csr(row: Tensor, column: Tensor, num_rows: int, num_cols: int) -> tup
         came sorted), all int32, and the facts for :func:`check_facts`, which must pass before the others are used.
 
     Raises:
-        ValueError: the graph has 2^31 - 1 or more nodes or edges.
+        ValueError: the graph has 2^31 - 1 nodes or 2^31 - 2^16 edges or more.
     """
     try:
         return torch.ops.gnnfast.coo_to_csr(row, column, num_rows, num_cols)
@@ -53,10 +53,13 @@ def check_facts(facts: Sequence[int], num_rows: int, num_cols: int, num_edges: i
 _inverses = WeakTensorKeyDictionary()
 
 
-def inverse(perm: Tensor) -> Tensor:
-    """The permutation that undoes ``perm`` (int32), made once and kept as long as ``perm``."""
+def inverse(perm: Tensor) -> Tensor | None:
+    """The permutation that undoes ``perm`` (int32, on CUDA), made once and kept as long as ``perm``; ``None`` if it would be made
+    while a CUDA graph is captured, since it would then have no values before the replay."""
     found = _inverses.get(perm)
     if found is None:
+        if torch.cuda.is_current_stream_capturing():
+            return None
         found = torch.empty_like(perm)
         found[perm.long()] = torch.arange(perm.numel(), dtype=perm.dtype, device=perm.device)
         _inverses[perm] = found

@@ -24,7 +24,8 @@ struct Bounds {
   int64_t row_min, row_max, col_min, col_max, sorted;
 };
 
-constexpr int64_t kMaxIndex = 2147483647;  // graph arrays are int32
+constexpr int64_t kMaxIndex = 2147483647;         // graph arrays are int32
+constexpr int64_t kMaxEdges = kMaxIndex - 65535;  // kernels count slots in int32, up to a block's edges ahead
 
 inline CooArgs check_coo_input(const Tensor& row, const Tensor& column, int64_t num_rows, int64_t num_cols) {
   check_dim("row", row, 1);
@@ -34,9 +35,9 @@ inline CooArgs check_coo_input(const Tensor& row, const Tensor& column, int64_t 
   check_same_device("column", column, row);
   STD_TORCH_CHECK(num_rows >= 0 && num_cols >= 0, "gnnfast: the number of nodes must not be negative, got ", num_rows, " and ",
                   num_cols);
-  STD_TORCH_CHECK(row.size(0) < kMaxIndex && num_rows < kMaxIndex && num_cols < kMaxIndex,
-                  "gnnfast: graphs of 2^31 - 1 or more nodes or edges are not supported, got ", row.size(0), " edges, ",
-                  num_rows, " rows, ", num_cols, " columns");
+  STD_TORCH_CHECK(row.size(0) < kMaxEdges && num_rows < kMaxIndex && num_cols < kMaxIndex,
+                  "gnnfast: graphs of 2^31 - 1 nodes or 2^31 - 2^16 edges or more are not supported, got ", row.size(0),
+                  " edges, ", num_rows, " rows, ", num_cols, " columns");
   return {row.const_data_ptr(), column.const_data_ptr(), row.scalar_type(), row.size(0), num_rows, num_cols};
 }
 

@@ -2,10 +2,10 @@
 // such groups fill a warp. The schedule has three kinds of work items (after the degree bins of Accel-GCN, Xie et al., ICCAD
 // 2023): long rows and pieces of them get a block of 8 warps, others a warp, whose groups take the edges in turn, and rows of
 // at most 32 edges a single group, so that a warp has several of them. Column ids and scalar weights are read once by the lanes
-// and passed by shuffle; at least 8 gathers a lane are in flight. Partial results are combined by shuffle and through shared
+// and passed by shuffle; 4 gathers a lane are in flight. Partial results are combined by shuffle and through shared
 // memory and stored once: no memset, no atomics. Pieces of rows too long for a block go to a workspace, which a second, small
-// kernel combines. Every order is fixed by the graph alone, so results do not vary from run to run, nor with the order of the
-// schedule.
+// kernel combines. Every order of additions is fixed by the graph and the slab, so results vary neither from run to run nor
+// with the order of the schedule.
 //
 // Slabs: blockIdx.y counts slabs of features, and blocks start in the order of blockIdx.x, so that the device works on one slab
 // at a time and more of its X stays in L2, for the price of reading the indices once a slab (slab_bytes).
