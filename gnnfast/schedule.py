@@ -12,7 +12,7 @@ from torch import Tensor
 
 ROUNDS = 6  # of label propagation; three find planted communities, and real ones are less clear
 FULLEST = 16384  # rows of a cluster: their sources must fit the L2 cache together
-USES = 5  # aggregations over a graph before a locality schedule is made, which costs about as much as one more
+USES = 5  # aggregations over a graph before a locality schedule is made, which costs as much as one to four more
 MIN_EDGES, MIN_DEGREE = 200_000, 4.0  # smaller and sparser graphs gather too little twice
 MIN_GATHERED = 512  # bytes a row gathers on average, from which locality outweighs that indices are read out of order
 
