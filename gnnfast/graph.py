@@ -314,8 +314,9 @@ class Graph:
                 self._shared["order"] = state.order
                 self._shared.setdefault("schedules", {}).update({(s, "locality"): v for s, v in state.schedules().items()})
                 self._shared["locality"] = {"near": (before, after), "milliseconds": state.milliseconds}
-                for key in [key for key in self._args if key[-1].schedule == "locality"]:
-                    del self._args[key]  # of an order that was asked for before
+                for key in list(self._args):
+                    if key[-1].schedule == "locality":
+                        self._args.pop(key, None)  # of an order that was asked for before
         scheduled(repr(self), before, after, state.milliseconds, state.pays)
         cache.grew()
 
