@@ -13,8 +13,9 @@ import gnnfast
 
 from .graphs import Sample
 
-Call = Callable[[], Tensor]
+Call = Callable[..., Tensor]
 MOST_MESSAGE_BYTES = 32e9
+SCATTER = {"mean": "mean", "max": "amax", "min": "amin"}  # what scatter_reduce calls them
 
 
 class UnavailableError(Exception):
@@ -33,23 +34,30 @@ def without_gnnfast() -> Iterator[None]:
             gnnfast.enable()
 
 
-def cusparse(sample: Sample, x: Tensor, weight: Tensor | None) -> Call:
+def cusparse(sample: Sample, x: Tensor, weight: Tensor | None, reduce: str) -> Call:
     """``torch.sparse_csr_tensor @ x`` on CUDA."""
+    _only_sums(reduce)
     if not x.is_cuda:
         raise UnavailableError("needs a CUDA device")
     return _csr(sample, sample.rowptr, sample.col, x, weight)
 
 
-def cusparse_fp32(sample: Sample, x: Tensor, weight: Tensor | None) -> Call:
+def cusparse_fp32(sample: Sample, x: Tensor, weight: Tensor | None, reduce: str) -> Call:
     """The same on x and weight as float32."""
-    return cusparse(sample, x.float(), None if weight is None else weight.float())
+    return cusparse(sample, x.float(), None if weight is None else weight.float(), reduce)
 
 
-def mkl(sample: Sample, x: Tensor, weight: Tensor | None) -> Call:
+def mkl(sample: Sample, x: Tensor, weight: Tensor | None, reduce: str) -> Call:
     """``torch.sparse_csr_tensor @ x`` on a CPU."""
+    _only_sums(reduce)
     if x.is_cuda:
         raise UnavailableError("needs the CPU")
     return _csr(sample, sample.rowptr.long(), sample.col.long(), x, weight)
+
+
+def _only_sums(reduce: str) -> None:
+    if reduce != "sum":
+        raise UnavailableError("is timed for sums alone")
 
 
 def _csr(sample: Sample, rowptr: Tensor, col: Tensor, x: Tensor, weight: Tensor | None) -> Call:
@@ -58,8 +66,9 @@ def _csr(sample: Sample, rowptr: Tensor, col: Tensor, x: Tensor, weight: Tensor 
     return lambda: matrix @ x
 
 
-def dgl(sample: Sample, x: Tensor, weight: Tensor | None) -> Call:
+def dgl(sample: Sample, x: Tensor, weight: Tensor | None, reduce: str) -> Call:
     """``u_mul_e_sum``, or ``copy_u_sum`` without weights, on CSC by destination."""
+    _only_sums(reduce)
     try:
         import dgl
     except ImportError as error:
@@ -72,34 +81,37 @@ def dgl(sample: Sample, x: Tensor, weight: Tensor | None) -> Call:
     return lambda: dgl.ops.u_mul_e_sum(graph, x, by_edge)
 
 
-def gather_scatter(sample: Sample, x: Tensor, weight: Tensor | None, function: Callable[..., Tensor] | None = None) -> Call:
-    """Index_select, multiply, scatter_add on COO, as PyG does it without extensions."""
+def gather_scatter(sample: Sample, x: Tensor, weight: Tensor | None, reduce: str, function: Call | None = None) -> Call:
+    """Index_select, multiply, scatter on COO, as PyG does it without extensions."""
     size = sample.edges * x.shape[1] * x.element_size()
     if size >= MOST_MESSAGE_BYTES:
         raise UnavailableError(f"messages would take {size / 1e9:.0f} GB")
     (src, dst), slot = sample.coo
     by_edge = None if weight is None else weight[slot].view(-1, 1)
-    return lambda: (function or _gather_scatter)(src, dst, by_edge, x)
+    return lambda: (function or _gather_scatter)(src, dst, by_edge, x, reduce)
 
 
-def _gather_scatter(src: Tensor, dst: Tensor, weight: Tensor | None, x: Tensor) -> Tensor:
+def _gather_scatter(src: Tensor, dst: Tensor, weight: Tensor | None, x: Tensor, reduce: str) -> Tensor:
     messages = x.index_select(0, src)
     if weight is not None:
         messages = weight * messages
-    return x.new_zeros(x.shape).scatter_add_(0, dst.view(-1, 1).expand_as(messages), messages)
+    index, out = dst.view(-1, 1).expand_as(messages), x.new_zeros(x.shape)
+    if reduce == "sum":
+        return out.scatter_add_(0, index, messages)
+    return out.scatter_reduce_(0, index, messages, SCATTER[reduce], include_self=False)
 
 
-def compiled(sample: Sample, x: Tensor, weight: Tensor | None) -> Call:
+def compiled(sample: Sample, x: Tensor, weight: Tensor | None, reduce: str) -> Call:
     """``torch.compile`` of the same function."""
-    return gather_scatter(sample, x, weight, _compiled())
+    return gather_scatter(sample, x, weight, reduce, _compiled())
 
 
 @functools.cache
-def _compiled() -> Callable[..., Tensor]:
+def _compiled() -> Call:
     return torch.compile(_gather_scatter)
 
 
-PEERS: dict[str, Callable[[Sample, Tensor, Tensor | None], Call]] = {
+PEERS: dict[str, Callable[[Sample, Tensor, Tensor | None, str], Call]] = {
     "cuSPARSE": cusparse,
     "cuSPARSE fp32": cusparse_fp32,
     "MKL": mkl,

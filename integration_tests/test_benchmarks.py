@@ -249,13 +249,33 @@ def test_other_groups_run_on_a_cpu_and_say_what_they_leave_out(
     assert "limit ms" not in found["conversion", "conversion", "sum", "fp32"]
 
 
-def test_a_wrong_result_fails_the_run(
+@pytest.mark.parametrize(
+    "factor, status, said",
+    [
+        (0.0, 1, "failed: MKL: results differ by 1 of their norm, which is no rounding; gnnfast's are right"),
+        (1.001, 0, "note: MKL is off by 0.001 of float64's result, gnnfast by "),
+    ],
+)
+def test_a_wrong_peer_fails_the_run_and_one_that_rounds_badly_is_noted(
+    factor: float, status: int, said: str, graph_file: Path, small_copy: None, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:  # fmt: skip
+    right = bench.PEERS["MKL"]
+    monkeypatch.setitem(bench.PEERS, "MKL", lambda *given: lambda: factor * right(*given)())
+    arguments = ("--device", "cpu", "--graph", graph_file, "--group", "cpu", "--widths", 8, "--repeats", 1)
+    assert _bench(*arguments) == status
+    assert said in capsys.readouterr().out
+
+
+def test_a_wrong_result_of_gnnfast_fails_the_run(
     graph_file: Path, small_copy: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setitem(bench.PEERS, "MKL", lambda sample, x, weight: lambda: torch.zeros_like(x))
-    arguments = ("--device", "cpu", "--graph", graph_file, "--group", "cpu", "--widths", 8, "--repeats", 1)
-    assert _bench(*arguments) == 1
-    assert "failed: MKL: results differ by 1 of their norm; accepted is 0.0001" in capsys.readouterr().out
+    right = gnnfast.spmm
+    monkeypatch.setattr(gnnfast, "spmm", lambda *given: 1.001 * right(*given))
+    assert _bench("--device", "cpu", "--graph", graph_file, "--group", "reductions", "--repeats", 1) == 1
+    out = capsys.readouterr().out
+    assert all(f"forward {reduce} F=64 unweighted" in out for reduce in ("sum", "mean", "max"))
+    assert out.count("failed: PyG: results differ by 0.001 of their norm; accepted is 0.0001") >= 6
 
 
 def test_wrong_gradients_are_noticed() -> None:
