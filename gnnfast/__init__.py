@@ -11,7 +11,7 @@ from gnnfast.switch import disable, enable, is_enabled
 
 if _native.cpu.loaded:
     from gnnfast import ops  # noqa: F401  registers fake kernels and autograd formulas
-from gnnfast.aggregate import sddmm, spmm
+from gnnfast.aggregate import sddmm, spmm, spmm_sampled
 
 try:
     __version__ = version("gnnfast")
@@ -30,6 +30,7 @@ __all__ = [
     "report",
     "sddmm",
     "spmm",
+    "spmm_sampled",
 ]
 
 if settings().enabled:

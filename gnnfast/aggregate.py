@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnnfast import _native, autotune
-from gnnfast.config import settings
+from gnnfast import _native, autotune, sampling
+from gnnfast.config import STRATEGIES, settings
 from gnnfast.graph import Graph, Tuned
 from gnnfast.reporting import ran
-from gnnfast.selector import CONVERTED, Choice, Request, Statistics, select
+from gnnfast.selector import CONVERTED, Choice, Request, Sampling, Statistics, select
 
 if _native.cpu.loaded:
     from gnnfast.ops.spmm import SPMM, SPMM_MAX, call
@@ -29,13 +29,21 @@ def aggregate(
     place: str = "gnnfast.spmm",
     ties: str = "even",
     empty: float = 0.0,
+    training: bool = True,
 ) -> Tensor:
     """One aggregation on unchecked operands: ``x [num_src, F]``, ``weight [E]`` or ``[E, H]`` of the same dtype, or ``None``.
-    Returns ``[num_dst, F]``. For the checked, documented form see :func:`spmm`."""
+    Returns ``[num_dst, F]``. For the checked, documented form see :func:`spmm`. ``training`` is off where a model is known to be only
+    evaluated, whether or not gradients are enabled."""
     weighted_grad = weight is not None and weight.requires_grad
     grad_enabled, compiling = torch.is_grad_enabled(), torch.compiler.is_compiling()
     needs_grad = grad_enabled and (x.requires_grad or weighted_grad)
     choice, tuned = choose(graph, x, reduce, needs_grad), None
+    reason = choice.reason
+    if not compiling and (settings().sample != "off" or settings().kernel == "sampled"):
+        planned = sampling.plan(graph, reduce, needs_grad, grad_enabled and training)
+        if not isinstance(planned, str):
+            return sampling.run(graph, x, weight, reduce, needs_grad, planned, place)
+        reason += f"; not sampled: {planned}"
     if compiling:
         return _run(graph, x, weight, reduce, ties, empty, needs_grad, choice.kernel, None)
     if x.is_cuda:
@@ -43,9 +51,10 @@ def aggregate(
         if settings().autotune:
             tuned = _tuned(graph, x, weight, reduce, ties, empty, needs_grad, choice)
         if tuned is not None:
-            choice = Choice(tuned.kernel, f"the fastest of those timed: schedule {tuned.schedule}, slab {tuned.slab or 'auto'}")
+            choice = Choice(tuned.kernel, choice.reason)
+            reason = f"the fastest of those timed: schedule {tuned.schedule}, slab {tuned.slab or 'auto'}"
     graph.uses += 1
-    ran(place, f"{choice.kernel} {reduce}", choice.reason)
+    ran(place, f"{choice.kernel} {reduce}", reason)
     return _run(graph, x, weight, reduce, ties, empty, needs_grad, choice.kernel, tuned)
 
 
@@ -137,22 +146,59 @@ def spmm(graph: Graph, x: Tensor, weight: Tensor | None = None, reduce: str = "s
         IndexError: an id of the graph is out of range (checked once, when the graph is first used).
         RuntimeError: gnnfast has no kernels for the device.
     """
-    _check_graph_and_features(graph, x, "x", graph.num_src if isinstance(graph, Graph) else 0)
-    if reduce not in REDUCTIONS:
-        raise ValueError(f"reduce must be one of {', '.join(REDUCTIONS)}, got {reduce!r}")
+    _check_operands(graph, x, weight, reduce, REDUCTIONS)
     if ties not in TIES:
         raise ValueError(f"ties must be 'first' or 'even', got {ties!r}")
-    if weight is not None:
-        heads = x.shape[1] if x.dim() == 3 else None
-        dim = weight.dim()
-        if not (dim == 1 or (dim == 2 and weight.size(1) == heads)) or weight.size(0) != graph.num_edges:
-            accepted = f"[{graph.num_edges}]" + (f" or [{graph.num_edges}, {heads}]" if heads is not None else "")
-            raise ValueError(f"weight must have shape {accepted} (one value per edge), got {list(weight.shape)}")
-        if weight.dtype != x.dtype or weight.device != x.device:
-            raise ValueError(f"weight must be {x.dtype} on {x.device}, as x is, got {weight.dtype} on {weight.device}")
     if x.dim() == 2:
         return aggregate(graph, x, weight, reduce, ties=ties)
     out = aggregate(graph, x.reshape(x.shape[0], x.shape[1:].numel()), weight, reduce, ties=ties)
+    return out.view(graph.num_dst, *x.shape[1:])
+
+
+def spmm_sampled(
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor | None = None,
+    reduce: str = "sum",
+    *,
+    width: int,
+    strategy: str = "random",
+    rescale: bool = True,
+    seed: int | None = None,
+) -> Tensor:
+    r"""Approximates :func:`spmm` from at most ``width`` edges of each node (ES-SpMM, Lin et al., 2021, Algorithm 1); nodes with no more
+    edges are aggregated exactly. A mean divides by the number of edges taken.
+
+    Args:
+        graph, x, weight: as :func:`spmm`.
+        reduce: ``"sum"`` or ``"mean"``.
+        width: the most edges of a node, at least 1.
+        strategy: edge :math:`i` of the :math:`n` edges of a node, for :math:`i <` ``width``, is its ``i``-th with ``"bucket"``, its
+            :math:`577\,i \bmod n`-th with ``"fastrand"`` (577 is prime: where it divides :math:`n`, edges repeat after
+            :math:`n / 577` and count as often), and one of the ``i``-th of ``width`` equal parts with ``"random"``, drawn from a
+            hash of ``seed``, so that each edge is taken with probability ``width`` :math:`/ n`.
+        rescale: whether sums are multiplied by :math:`n /` ``width``; with ``"random"`` the result then has no bias.
+        seed: of ``"random"``; from torch's generator if not given, a new draw each call.
+
+    Returns:
+        As :func:`spmm`. Differentiable in ``x`` and ``weight``, twice, with ``"random"`` alone: the backward pass runs over the same
+        draw, which nothing stores.
+
+    Raises:
+        TypeError, ValueError, IndexError, RuntimeError: as :func:`spmm`; ValueError also for a ``width`` below 1, an unknown
+            ``strategy``, and where a gradient is asked of another strategy than ``"random"``.
+    """
+    _check_operands(graph, x, weight, reduce, ("sum", "mean"))
+    if not isinstance(width, int) or width < 1:
+        raise ValueError(f"width must be an integer of at least 1, got {width!r}")
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
+    needs_grad = torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad))
+    if needs_grad and strategy != "random":
+        raise ValueError(f"strategy {strategy!r} has no gradient; use 'random', or call it under torch.no_grad()")
+    flat = x if x.dim() == 2 else x.reshape(x.shape[0], x.shape[1:].numel())
+    how = Sampling(strategy, width, rescale)
+    out = sampling.run(graph, flat, weight, reduce, needs_grad, how, "gnnfast.spmm_sampled", seed)
     return out.view(graph.num_dst, *x.shape[1:])
 
 
@@ -189,6 +235,20 @@ def sddmm(graph: Graph, dst: Tensor, src: Tensor) -> Tensor:
     else:
         out = torch.ops.gnnfast.sddmm(*graph.args(csc=needs_grad), a, b, heads)
     return out if dst.dim() == 3 else out.squeeze(1)
+
+
+def _check_operands(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, accepted_reductions: tuple[str, ...]) -> None:
+    _check_graph_and_features(graph, x, "x", graph.num_src if isinstance(graph, Graph) else 0)
+    if reduce not in accepted_reductions:
+        raise ValueError(f"reduce must be one of {', '.join(accepted_reductions)}, got {reduce!r}")
+    if weight is not None:
+        heads = x.shape[1] if x.dim() == 3 else None
+        dim = weight.dim()
+        if not (dim == 1 or (dim == 2 and weight.size(1) == heads)) or weight.size(0) != graph.num_edges:
+            accepted = f"[{graph.num_edges}]" + (f" or [{graph.num_edges}, {heads}]" if heads is not None else "")
+            raise ValueError(f"weight must have shape {accepted} (one value per edge), got {list(weight.shape)}")
+        if weight.dtype != x.dtype or weight.device != x.device:
+            raise ValueError(f"weight must be {x.dtype} on {x.device}, as x is, got {weight.dtype} on {weight.device}")
 
 
 def _check_graph_and_features(graph: Graph, x: Tensor, name: str, rows: int) -> None:

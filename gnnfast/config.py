@@ -10,9 +10,20 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 BACKENDS = ("pyg", "dgl")
-KERNELS = ("auto", "gas", "gar")
+KERNELS = ("auto", "gas", "gar", "sampled")
 SCHEDULES = ("auto", "off", "degree", "locality")
-CALL_SETTINGS = ("kernel", "degree_threshold", "schedule", "autotune", "strict")  # those that act on a call
+STRATEGIES = ("bucket", "fastrand", "random")  # in the order of SampleStrategy in plugin_src/spmm_sampled/draw.h
+# Those that act on a call.
+CALL_SETTINGS = (
+    "kernel",
+    "degree_threshold",
+    "schedule",
+    "autotune",
+    "sample",
+    "sample_width",
+    "sample_rescale",
+    "strict",
+)
 LOG_LEVELS = ("off", "info", "debug")
 
 
@@ -50,6 +61,13 @@ def _natural(text: str) -> int:
     return number
 
 
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
 def _setting(default: Any, variable: str, accepts: str, parse: Callable[[str], Any]) -> Any:
     return field(default=default, metadata={"variable": variable, "accepts": accepts, "parse": parse})
 
@@ -62,6 +80,10 @@ class Settings:
     is the order in which CUDA kernels work through the rows: ``off`` by id, ``degree`` longest first, ``locality`` by communities,
     which are searched at the first use, ``auto`` by communities once a graph was used often enough and has them. ``autotune``
     times the kernels on the first calls of each graph and shape and keeps the fastest.
+
+    ``sample`` has sums and means approximated from at most ``sample_width`` edges of each node (see :func:`gnnfast.spmm_sampled`): with
+    ``bucket`` and ``fastrand`` in inference, with ``random`` also in training. ``sample_rescale`` has sums multiplied by the share left
+    out. ``kernel="sampled"`` samples graphs too that are otherwise left alone for their low average degree.
     """
 
     enabled: bool = _setting(True, "GNNFAST", "0 or 1", _flag)
@@ -70,6 +92,9 @@ class Settings:
     degree_threshold: float | None = _setting(None, "GNNFAST_DEGREE_THRESHOLD", "a number above 0", _positive)
     schedule: str = _setting("auto", "GNNFAST_SCHEDULE", *_one_of(*SCHEDULES))
     autotune: bool = _setting(False, "GNNFAST_AUTOTUNE", "0 or 1", _flag)
+    sample: str = _setting("off", "GNNFAST_SAMPLE", *_one_of("off", *STRATEGIES))
+    sample_width: int | None = _setting(None, "GNNFAST_SAMPLE_WIDTH", "an integer of at least 1", _count)
+    sample_rescale: bool = _setting(True, "GNNFAST_SAMPLE_RESCALE", "0 or 1", _flag)
     cache_mb: int | None = _setting(None, "GNNFAST_CACHE_MB", "an integer of at least 0", _natural)
     strict: bool = _setting(False, "GNNFAST_STRICT", "0 or 1", _flag)
     log: str = _setting("off", "GNNFAST_LOG", *_one_of(*LOG_LEVELS))
@@ -108,8 +133,8 @@ def settings() -> Settings:
 def override(**changes: Any) -> Iterator[Settings]:
     """Use other settings inside a ``with`` block, in this thread only.
 
-    Accepts the fields of :class:`Settings` that act on a call: ``kernel``, ``degree_threshold``, ``schedule``, ``autotune``,
-    ``strict``. To switch gnnfast on and off use :func:`gnnfast.enable` and :func:`gnnfast.disable`.
+    Accepts the fields of :class:`Settings` that act on a call: ``kernel``, ``degree_threshold``, ``schedule``, ``autotune``, ``sample``,
+    ``sample_width``, ``sample_rescale``, ``strict``. To switch gnnfast on and off use :func:`gnnfast.enable` and :func:`gnnfast.disable`.
 
     Raises:
         TypeError: a name is no such setting.

@@ -248,6 +248,41 @@ class Graph:
             found = self._args[key] = (*forward, *backward)
         return found
 
+    def sampled_args(self, csc: bool) -> tuple[Any, ...]:
+        """The graph arguments of the sampled ops (see :mod:`gnnfast.ops.spmm_sampled`), with ``csc`` those of a backward pass."""
+        from gnnfast.ops.convert import inverse
+
+        key = "sampled", self._flipped, csc
+        found = self._shared.get(key)
+        if found is None:
+            forward, backward = self.csr, self.csc if csc else Csr(None, None, None, None, [])  # type: ignore[arg-type]
+            if csc and forward.perm is not None:
+                with torch.no_grad(), torch.inference_mode(False):
+                    slot = inverse(forward.perm)
+                    assert slot is not None  # nothing is sampled for the first time in a capture
+                    backward = backward._replace(perm=slot if backward.perm is None else slot[backward.perm.long()])
+            found = self._shared[key] = (*forward, *backward)
+            cache.grew()
+        return found
+
+    def draws(self, width: int) -> tuple[int, int]:
+        """The most edges of a row, and how many edges at most ``width`` of each row are. Waits for the device the first time."""
+        key = "draws", self._flipped, width
+        if key not in self._shared:
+            degree = self.csr.rowptr.diff()
+            longest = degree.max() if self.num_dst else degree.sum()
+            self._shared[key] = tuple(torch.stack([longest.long(), degree.clamp(max=width).sum()]).tolist())
+        return self._shared[key]
+
+    def prepared(self, width: int, csc: bool) -> bool:
+        """Whether an aggregation of at most ``width`` edges a row needs nothing that is not there."""
+        return ("draws", self._flipped, width) in self._shared and ("sampled", self._flipped, csc) in self._shared
+
+    @property
+    def order(self) -> Tensor | None:
+        """The rows in an order in which neighbours are near, where one was found to pay (see :meth:`consider_locality`)."""
+        return self._shared["order"] if isinstance(self._shared.get("locality"), dict) else None
+
     def _default(self, row_bytes: int) -> Tuned:
         """What the settings ask for. ``auto`` is the locality schedule once there is one, where rows gather enough to outweigh that
         their indices are then read out of order."""
@@ -358,9 +393,14 @@ class Graph:
         """Bytes of the formats and weights kept, without the user's own tensors."""
         total = sum(self._shared[side].nbytes for side in ("by_dst", "by_src") if side in self._shared)
         total += self.schedule_nbytes
+        slots = {id(v[7]): v[7] for k, v in list(self._shared.items()) if k[0] == "sampled" and v[7] is not None}
+        total += sum(t.nbytes for t in slots.values() if t is not self._perm("by_dst") and t is not self._perm("by_src"))
         for _, _, orders in list(self._shared["weights"].values()):
             total += sum(t.nbytes for t in list(orders.values()))
         return total
+
+    def _perm(self, side: str) -> Tensor | None:
+        return self._shared[side].perm if side in self._shared else None
 
     @property
     def schedule_nbytes(self) -> int:

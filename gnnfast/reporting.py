@@ -28,6 +28,7 @@ class Report:
         patches: what is patched, by framework; an entry that was left alone says why.
         schedules: locality schedules made: the graph, the share of edges whose source is near in id order and by clusters, the
             device time it took in milliseconds, and whether it is used.
+        sampled: edges of the graphs of all sampled calls, and ``draws``, how many of them were taken.
         cache: entries, bytes (of these, of schedules), hits, misses and evictions of the graph cache.
     """
 
@@ -35,6 +36,7 @@ class Report:
     fallbacks: Counter[tuple[str, str]] = field(default_factory=Counter)
     patches: dict[str, dict[str, str]] = field(default_factory=dict)
     schedules: list[dict[str, Any]] = field(default_factory=list)
+    sampled: Counter[str] = field(default_factory=Counter)
     cache: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -44,6 +46,7 @@ class Report:
             "fallbacks": [dict(zip(("place", "reason"), k), calls=n) for k, n in sorted(self.fallbacks.items())],
             "patches": self.patches,
             "schedules": self.schedules,
+            "sampled": dict(self.sampled),
             "cache": self.cache,
         }
 
@@ -68,6 +71,9 @@ class Report:
                 f"Locality schedule of {made['graph']}: {made['near_before']:.0%} -> {made['near_after']:.0%} of the edges near, "
                 f"{made['milliseconds']:.1f} ms in the background; {'in use' if made['used'] else 'not used: id order is as good'}"
             )
+        if self.sampled:
+            rate = self.sampled["draws"] / max(self.sampled["edges"], 1)
+            console.print(f"Sampling: {rate:.1%} of the edges of all sampled calls were taken; their results are approximate")
         console.print("Graph cache: " + ", ".join(f"{name} {value:,}" for name, value in self.cache.items()))
         for framework, patches in self.patches.items():
             console.print(f"{framework}: " + "; ".join(f"{name}: {state}" for name, state in patches.items()))
@@ -89,6 +95,12 @@ def ran(place: str, kernel: str, reason: str) -> None:
             _counts.kernels[key] += 1
     if settings().log == "debug":
         _emit(f"{place}: {kernel} ({reason})")
+
+
+def sampled(edges: int, draws: int) -> None:
+    """Counts the edges of a sampled call and how many it takes."""
+    with _lock:
+        _counts.sampled.update(edges=edges, draws=draws)
 
 
 def scheduled(graph: str, near_before: float, near_after: float, milliseconds: float, used: bool) -> None:
@@ -147,6 +159,7 @@ def report() -> Report:
     with _lock:
         patches = {k: dict(v) for k, v in _counts.patches.items()}
         snapshot = Report(Counter(_counts.kernels), Counter(_counts.fallbacks), patches, list(_counts.schedules))
+        snapshot.sampled.update(_counts.sampled)
     snapshot.cache = {
         "entries": len(cache),
         "bytes": cache.nbytes,
@@ -164,3 +177,4 @@ def clear_report() -> None:
         _counts.kernels.clear()
         _counts.fallbacks.clear()
         _counts.schedules.clear()
+        _counts.sampled.clear()

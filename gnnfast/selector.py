@@ -4,6 +4,7 @@ measured to cost."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -98,3 +99,37 @@ def select(graph: Statistics, request: Request, settings: Settings) -> Choice:
     if measured.of("gas", values) < measured.of("convert_gar", values):
         return Choice("gas", "first seen, and cheaper than converting by the calibration")
     return Choice("gar", "first seen, and converting pays at once by the calibration")
+
+
+class Sampling(NamedTuple):
+    """How an aggregation is sampled: at most ``width`` edges a row, chosen by ``strategy``; ``rescale`` as in ``GNNFAST_SAMPLE_RESCALE``."""
+
+    strategy: str
+    width: int
+    rescale: bool
+
+
+FEWEST_DRAWS = 16
+
+
+def default_width(average_degree: float) -> int:
+    """An eighth of the average degree, as a power of two, at least 16: rates from an eighth (equal degrees) to about a half (power
+    laws), at which the paper (ES-SpMM, Lin et al., 2021) still finds under 1% of accuracy lost."""
+    return max(FEWEST_DRAWS, 1 << max(0, round(math.log2(max(average_degree, 1) / 8))))
+
+
+def select_sampling(average_degree: float, reduce: str, needs_grad: bool, training: bool, settings: Settings) -> Sampling | str:
+    """How an aggregation is sampled where the settings ask for it, or why it is not.
+
+    ``training`` says that gradients are enabled and nothing shows that the model is only evaluated."""
+    strategy = "fastrand" if settings.sample == "off" else settings.sample
+    if reduce not in ("sum", "mean"):
+        return f"{reduce} has no sampled form"
+    if strategy != "random" and needs_grad:
+        return f"{strategy} has no gradient; use random, or torch.no_grad() for inference"
+    if strategy != "random" and training:
+        return f"{strategy} is for inference, and gradients are enabled; use random, or torch.no_grad()"
+    width = settings.sample_width or default_width(average_degree)
+    if settings.kernel != "sampled" and 2 * average_degree <= width:
+        return f"the average degree {average_degree:.3g} is at most half of the {width} edges a row to sample"
+    return Sampling(strategy, width, settings.sample_rescale)

@@ -22,6 +22,12 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   m.def("sddmm(" GNNFAST_GRAPH
         ", Tensor a, Tensor b, int heads, Tensor? weight=None, Tensor? value=None, Tensor? arg=None) -> Tensor");
   m.def("sddmm_coo(Tensor row, Tensor column, Tensor a, Tensor b, int heads) -> Tensor");
+  // spmm_sampled/spmm_sampled.h
+  m.def(
+      "spmm_sampled(" GNNFAST_GRAPH
+      ", Tensor? order, Tensor? weight, Tensor x, int width, int strategy, int seed, bool mean, bool rescale, bool transposed) "
+      "-> Tensor");
+  m.def("sddmm_sampled(" GNNFAST_GRAPH ", Tensor a, Tensor b, int heads, int width, int strategy, int seed) -> Tensor");
   // spmm_coo/spmm_coo.h
   m.def("spmm_coo(Tensor row, Tensor column, Tensor? weight, Tensor x, int num_rows, int reduce) -> Tensor");
   m.def("spmm_coo_backward(Tensor row, Tensor column, Tensor weight, Tensor self, Tensor grad) -> (Tensor, Tensor)");

@@ -54,11 +54,11 @@ _inverses = WeakTensorKeyDictionary()
 
 
 def inverse(perm: Tensor) -> Tensor | None:
-    """The permutation that undoes ``perm`` (int32, on CUDA), made once and kept as long as ``perm``; ``None`` if it would be made
+    """The permutation that undoes ``perm`` (int32), made once and kept as long as ``perm``; ``None`` if it would be made
     while a CUDA graph is captured, since it would then have no values before the replay."""
     found = _inverses.get(perm)
     if found is None:
-        if torch.cuda.is_current_stream_capturing():
+        if perm.is_cuda and torch.cuda.is_current_stream_capturing():
             return None
         found = torch.empty_like(perm)
         found[perm.long()] = torch.arange(perm.numel(), dtype=perm.dtype, device=perm.device)

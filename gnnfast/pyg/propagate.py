@@ -62,7 +62,8 @@ def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) 
         if not graph.has(csc=needs_grad):
             raise Fallback("a CUDA graph is being captured and this graph has not been converted yet; run once before capturing")
     try:
-        out = aggregate(graph, features, weight, reduce, place=f"pyg {type(module).__name__}")
+        place, training = f"pyg {type(module).__name__}", module.training
+        out = aggregate(graph, features, weight, reduce, place=place, training=training)
     except (IndexError, ValueError) as error:  # a bad index or size: PyG raises its own error
         raise Fallback(f"invalid input: {error}") from None
     return _update(module, restore(out), kwargs)

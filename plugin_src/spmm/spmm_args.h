@@ -31,6 +31,7 @@ struct SpmmArgs {
   WeightMode mode;
   bool mean, negate;
   double empty;
+  const double* scale;     // CPU: [num_rows], by which sums are multiplied, or null
   int64_t width, heads;    // F, H
   const void* weight;      // [E], [E, H]
   const void* x;           // [num_cols, F]

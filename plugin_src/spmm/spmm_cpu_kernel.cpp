@@ -66,6 +66,7 @@ inline void reduce_block(const SpmmArgs& p, int64_t row, int64_t f0, int64_t las
   for (int n = 0; n < N; ++n) {
     if constexpr (OP == kSum) {
       if (p.mean && end > begin) acc[n] = acc[n] / static_cast<A>(end - begin);
+      if (p.scale) acc[n] = acc[n] * static_cast<A>(p.scale[row]);
     } else {
       acc[n] = end > begin ? sign * acc[n] : V{} + static_cast<A>(p.empty);
     }

@@ -1,0 +1,87 @@
+"""Sampled SpMM over CSR (ES-SpMM). Contract and citations: ``plugin_src/spmm_sampled/spmm_sampled_args.h``.
+
+The graph arguments are those of :mod:`gnnfast.ops.spmm`, but for one: in place of the perm of A^T they hold ``slots_t [E]``, which maps
+a slot of A^T to the slot of A (``None``: they are equal), for draws are made by the slots of A. They are never swapped; ``transposed``
+says over which matrix an op runs. The three operators below are each other's derivatives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnfast.ops.spmm import _NO_GRAPH_GRADS, GRAPH_ARGS, Formula, _heads, needs, register, save, saved
+
+_ops = torch.ops.gnnfast
+BUCKET, FASTRAND, RANDOM = range(3)
+
+
+def scale(rowptr: Tensor, width: int, mean: bool, rescale: bool, like: Tensor) -> Tensor:
+    """What the sum of a row's draws is multiplied by: ``[M, 1]`` in the dtype of ``like``."""
+    degree = rowptr.diff()
+    draws = degree.clamp(max=width)
+    value = (
+        1 / draws.clamp(min=1).double() if mean else degree / draws.clamp(min=1).double() if rescale else torch.ones_like(degree)
+    )
+    return value.to(like.dtype).unsqueeze(1)
+
+
+# spmm_sampled(graph, order, weight [E] | [E, H] | None, x, width, strategy, seed, mean, rescale, transposed) -> [M, F]; transposed:
+# x is [M, F], the result [N, F], unscaled.
+
+
+@torch.library.register_fake("gnnfast::spmm_sampled")
+def _(*args: Any) -> Tensor:
+    x, transposed = args[GRAPH_ARGS + 2], args[-1]
+    return x.new_empty(args[5 if transposed else 0].shape[0] - 1, x.shape[1])
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    graph, (order, weight, x, *ctx.draw, ctx.mean, ctx.rescale, ctx.transposed) = inputs[:GRAPH_ARGS], inputs[GRAPH_ARGS:]
+    save(ctx, tuple(graph), order, weight, x if weight is not None and needs(ctx)[1] else None)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    graph, (order, weight, x) = saved(ctx)
+    width, strategy, _ = ctx.draw
+    if strategy != RANDOM:
+        raise RuntimeError("gnnfast: spmm_sampled has a gradient for the random strategy alone")
+    if not ctx.transposed and (ctx.mean or ctx.rescale):
+        grad = grad * scale(graph[0], width, ctx.mean, ctx.rescale, grad)
+    grad_weight = grad_x = None
+    if needs(ctx)[1]:
+        at_rows, at_columns = (x, grad) if ctx.transposed else (grad, x)
+        grad_weight = _ops.sddmm_sampled(*graph, at_rows, at_columns, _heads(weight), *ctx.draw).view_as(weight)
+    if needs(ctx)[2]:
+        grad_x = _ops.spmm_sampled(*graph, order, weight, grad, *ctx.draw, False, False, not ctx.transposed)
+    return (*_NO_GRAPH_GRADS, None, grad_weight, grad_x, *(None,) * 6)
+
+
+SPMM_SAMPLED = register(Formula(_ops.spmm_sampled.default, _setup, _backward))
+
+
+# sddmm_sampled(graph, a [M, F], b [N, F], heads, width, strategy, seed) -> [E, H]: dot products of the drawn edges, 0 for the others.
+
+
+@torch.library.register_fake("gnnfast::sddmm_sampled")
+def _(*args: Any) -> Tensor:
+    col, a, heads = args[1], args[GRAPH_ARGS], args[GRAPH_ARGS + 2]
+    return a.new_empty(col.shape[0], heads)
+
+
+def _dot_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    graph, (a, b, _, *ctx.draw) = inputs[:GRAPH_ARGS], inputs[GRAPH_ARGS:]
+    save(ctx, tuple(graph), a, b)
+
+
+def _dot_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    graph, (a, b) = saved(ctx)
+    need_a, need_b = needs(ctx)[:2]
+    grad_a = _ops.spmm_sampled(*graph, None, grad, b, *ctx.draw, False, False, False) if need_a else None
+    grad_b = _ops.spmm_sampled(*graph, None, grad, a, *ctx.draw, False, False, True) if need_b else None
+    return (*_NO_GRAPH_GRADS, grad_a, grad_b, *(None,) * 4)
+
+
+torch.library.register_autograd("gnnfast::sddmm_sampled", _dot_backward, setup_context=_dot_setup)

@@ -1,0 +1,62 @@
+"""Aggregation over at most so many edges of each node, where the user asked for it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnnfast import _native, reporting
+from gnnfast.config import STRATEGIES, settings
+from gnnfast.graph import Graph
+from gnnfast.selector import Sampling, select_sampling
+
+if _native.cpu.loaded:
+    from gnnfast.ops.spmm import call
+    from gnnfast.ops.spmm_sampled import SPMM_SAMPLED
+
+
+def plan(graph: Graph, reduce: str, needs_grad: bool, training: bool) -> Sampling | str:
+    """How the settings want an aggregation to be sampled, or why it is not."""
+    planned = select_sampling(graph.average_degree, reduce, needs_grad, training, settings())
+    if isinstance(planned, str):
+        return planned
+    if graph.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if planned.strategy == "random":
+            return "a captured CUDA graph would make the same draw in each replay"
+        if not graph.prepared(planned.width, csc=False):
+            return "a CUDA graph is being captured and this one was not sampled before; run once before capturing"
+    longest, _ = graph.draws(planned.width)
+    return planned if longest > planned.width else f"no node has more than {planned.width} edges"
+
+
+def run(
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor | None,
+    reduce: str,
+    needs_grad: bool,
+    how: Sampling,
+    place: str,
+    seed: int | None = None,
+) -> Tensor:
+    """One sampled aggregation on operands as :func:`gnnfast.aggregate.aggregate` takes them."""
+    if x.is_cuda:
+        graph.consider_locality(x)
+    graph.uses += 1
+    _, draws = graph.draws(how.width)
+    reporting.sampled(graph.num_edges, draws)
+    rate = draws / max(graph.num_edges, 1)
+    reporting.ran(
+        place, f"sampled {reduce}", f"{how.strategy}, at most {how.width} edges a node: {rate:.1%} of {graph.num_edges:,}"
+    )
+    args = graph.sampled_args(csc=needs_grad)
+    if weight is not None and not (needs_grad and weight.requires_grad):
+        in_slots = graph.slot_weights(weight, csc=False)
+        if in_slots is not None:
+            args, weight = (*args[:2], None, *args[3:]), in_slots[0]
+    if how.strategy != "random":
+        seed = 0
+    elif seed is None:  # the generator of the CPU: nothing waits for the device
+        seed = int(torch.randint(2**62, ()))
+    draw = how.width, STRATEGIES.index(how.strategy), seed
+    return call(SPMM_SAMPLED, needs_grad, args, graph.order, weight, x, *draw, reduce == "mean", how.rescale, False)

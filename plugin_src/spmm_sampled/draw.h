@@ -1,0 +1,84 @@
+// Which edges of a row a sampled SpMM takes. A row of more than `width` edges gives `width` draws, a shorter one all its edges.
+//
+//   kBucket    draw i is slot i                                      (ES-SpMM, Lin et al., 2021: "bucket")
+//   kFastrand  draw i is slot (i * 577) mod nnz                      (the same: "fastrand")
+//   kRandom    the row's slots, rotated by a random number, are cut into `width` runs of equal length (give or take one), and
+//   of
+//              each run one slot is drawn. Every edge is taken with probability width / nnz exactly, no edge twice; and since
+//              the run that a slot lies in follows from its position, is_taken answers from either end of an edge.
+//
+// 577 is prime: draws of kFastrand repeat only where nnz is a multiple of 577 and then have nnz / 577 different slots, each
+// taken width * 577 / nnz times (rounded up or down); both sums and means count them as often as they are drawn.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define GNNFAST_BOTH __host__ __device__
+#else
+#define GNNFAST_BOTH
+#endif
+
+namespace gnnfast {
+
+enum SampleStrategy : int { kBucket, kFastrand, kRandom };
+
+struct Draw {
+  SampleStrategy strategy;
+  uint32_t width;  // at least 1
+  uint64_t seed;
+};
+
+GNNFAST_BOTH inline uint32_t draws_of(const Draw& draw, uint32_t nnz) { return nnz < draw.width ? nnz : draw.width; }
+
+// The finaliser of SplitMix64 (Steele et al., OOPSLA 2014) over the seed, the row and the run.
+GNNFAST_BOTH inline uint32_t hash(uint64_t seed, uint32_t row, uint32_t run) {
+  uint64_t z = seed + ((uint64_t{row} << 32 | run) + 1) * 0x9e3779b97f4a7c15ull;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  return static_cast<uint32_t>((z ^ (z >> 31)) >> 32);
+}
+
+// A number below `count` from 32 random bits.
+GNNFAST_BOTH inline uint32_t below(uint32_t bits, uint32_t count) {
+  return static_cast<uint32_t>(uint64_t{bits} * count >> 32);
+}
+
+GNNFAST_BOTH inline uint32_t rotation(const Draw& draw, uint32_t row, uint32_t nnz) {
+  return below(hash(draw.seed, row, 0xffffffffu), nnz);
+}
+
+// a * b / c; a division of 64 bits takes several times as long on a GPU, and is seldom needed.
+GNNFAST_BOTH inline uint32_t scaled(uint32_t a, uint32_t b, uint32_t c) {
+  const uint64_t product = uint64_t{a} * b;
+  return product >> 32 ? static_cast<uint32_t>(product / c) : static_cast<uint32_t>(product) / c;
+}
+
+// The slot of run `run`, before rotation.
+GNNFAST_BOTH inline uint32_t slot_in_run(const Draw& draw, uint32_t row, uint32_t run, uint32_t nnz) {
+  const uint32_t first = scaled(run, nnz, draw.width), next = scaled(run + 1, nnz, draw.width);
+  return first + below(hash(draw.seed, row, run), next - first);
+}
+
+// The position within its row of draw `i < draws_of(draw, nnz)`.
+GNNFAST_BOTH inline uint32_t position_of(const Draw& draw, uint32_t row, uint32_t i, uint32_t nnz) {
+  if (nnz <= draw.width || draw.strategy == kBucket) return i;
+  if (draw.strategy == kFastrand) {
+    const uint64_t product = uint64_t{i} * 577;
+    return product >> 32 ? static_cast<uint32_t>(product % nnz) : static_cast<uint32_t>(product) % nnz;
+  }
+  const uint64_t turned = uint64_t{slot_in_run(draw, row, i, nnz)} + rotation(draw, row, nnz);
+  return static_cast<uint32_t>(turned < nnz ? turned : turned - nnz);
+}
+
+// Whether kRandom takes the edge at `position` of its row.
+GNNFAST_BOTH inline bool is_taken(const Draw& draw, uint32_t row, uint32_t position, uint32_t nnz) {
+  if (nnz <= draw.width) return true;
+  const uint32_t turn = rotation(draw, row, nnz), slot = position >= turn ? position - turn : position + (nnz - turn);
+  // The last run that begins at or before the slot: run * nnz / width < slot + 1.
+  const uint64_t product = (uint64_t{slot} + 1) * draw.width - 1;
+  const uint32_t run = product >> 32 ? static_cast<uint32_t>(product / nnz) : static_cast<uint32_t>(product) / nnz;
+  return slot_in_run(draw, row, run, nnz) == slot;
+}
+
+}  // namespace gnnfast
