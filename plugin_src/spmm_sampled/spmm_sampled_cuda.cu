@@ -18,8 +18,8 @@ namespace gnnfast {
 namespace {
 
 constexpr int kWarps = kBlock / kWarp;
-constexpr int kStage = 128;      // staged edges of a warp
-constexpr int kManyDraws = 128;  // draws of a row from which 4 warps share it, ...
+constexpr int kRead = 4;         // edges a lane reads at once, so that their latencies do not add up
+constexpr int kManyDraws = 128;  // draws of an average row from which 4 warps share it, ...
 constexpr int kFewRows = 32768;  // ... or half as many where there are few rows to fill the device with
 
 // What is left of an item for a warp: draws, or slots of the transpose.
@@ -33,8 +33,9 @@ template <class T, int W, int VEC, int TPR, bool TRANSPOSED>
 struct Warp {
   using A = acc_t<T>;
   static constexpr int kGroups = kWarp / TPR, kFlight = kGroups == 1 && sizeof(A) == 4 ? 8 : 4, kBatch = kGroups * kFlight;
+  static constexpr int kChunk = kRead * kWarp, kStage = TRANSPOSED ? 2 * kChunk : kChunk;  // staged edges
   static constexpr bool kWeights = W == kScalar, kIds = W == kPerHead;
-  static_assert(kStage % kBatch == 0 && kStage % kWarp == 0);
+  static_assert(kStage % kBatch == 0);
 
   struct Staging {
     int32_t col[kStage];
@@ -46,40 +47,63 @@ struct Warp {
   Staging& staged;
   const int lane;
 
-  __device__ void put(int at, int32_t col, uint32_t slot) {
-    staged.col[at] = col;
+  // Stages those of a lane's edges for which `at` is a place, not -1.
+  __device__ void put(const int (&at)[kRead], const int32_t (&col)[kRead], const uint32_t (&slot)[kRead]) {
+    int32_t id[kRead];
+    A weight[kRead];
     if constexpr (kWeights || kIds) {
-      const int32_t id = p.a.perm ? __ldg(p.a.perm + slot) : static_cast<int32_t>(slot);
-      if constexpr (kWeights) staged.weight[at] = to_acc(__ldg(static_cast<const T*>(p.weight) + id));
-      if constexpr (kIds) staged.id[at] = id;
+#pragma unroll
+      for (int u = 0; u < kRead; ++u) id[u] = p.a.perm ? __ldg(p.a.perm + slot[u]) : static_cast<int32_t>(slot[u]);
+      if constexpr (kWeights)
+#pragma unroll
+        for (int u = 0; u < kRead; ++u) weight[u] = to_acc(__ldg(static_cast<const T*>(p.weight) + id[u]));
+    }
+#pragma unroll
+    for (int u = 0; u < kRead; ++u) {
+      if (at[u] < 0) continue;
+      staged.col[at[u]] = col[u];
+      if constexpr (kWeights) staged.weight[at[u]] = weight[u];
+      if constexpr (kIds) staged.id[at[u]] = id[u];
     }
   }
 
-  // Stages what fits of the share, and returns how many edges that are.
+  // Stages what fits of the share, and returns how many edges that are. Lanes beyond the last edge read it too, so that no load
+  // needs a check.
   __device__ int stage(Share& s) {
-    int count = 0;
+    int count = 0, at[kRead];
+    int32_t col[kRead];
+    uint32_t slot[kRead];
     if constexpr (TRANSPOSED) {
-      for (; s.at < s.end && count <= kStage - kWarp; s.at += kWarp) {
-        const uint32_t at = s.at + lane;
-        bool taken = false;
-        int32_t target = 0;
-        uint32_t slot = at;
-        if (at < s.end) {
-          target = __ldg(p.t.col + at);
-          if (p.t.perm) slot = __ldg(p.t.perm + at);
-          const uint32_t first = __ldg(p.a.rowptr + target), nnz = __ldg(p.a.rowptr + target + 1) - first;
-          taken = is_taken(p.draw, target, slot - first, nnz);
+      for (; s.at < s.end && count <= kStage - kChunk; s.at += kChunk) {
+        uint32_t first[kRead], next[kRead];
+#pragma unroll
+        for (int u = 0; u < kRead; ++u) {
+          slot[u] = min(s.at + u * kWarp + lane, s.end - 1);
+          col[u] = __ldg(p.t.col + slot[u]);
+          if (p.t.perm) slot[u] = __ldg(p.t.perm + slot[u]);
         }
-        const unsigned all = __ballot_sync(kAllLanes, taken);
-        if (taken) put(count + __popc(all & ((1u << lane) - 1)), target, slot);
-        count += __popc(all);
+#pragma unroll
+        for (int u = 0; u < kRead; ++u) first[u] = __ldg(p.a.rowptr + col[u]), next[u] = __ldg(p.a.rowptr + col[u] + 1);
+#pragma unroll
+        for (int u = 0; u < kRead; ++u) {
+          const bool taken =
+              s.at + u * kWarp + lane < s.end && is_taken(p.draw, col[u], slot[u] - first[u], next[u] - first[u]);
+          const unsigned all = __ballot_sync(kAllLanes, taken);
+          at[u] = taken ? count + __popc(all & ((1u << lane) - 1)) : -1;
+          count += __popc(all);
+        }
+        put(at, col, slot);
       }
-    } else {
+    } else if (s.at < s.end) {
       count = min(s.end - s.at, kStage);
-      for (int i = lane; i < count; i += kWarp) {
-        const uint32_t slot = s.first + position_of(p.draw, s.row, s.at + i, s.nnz);
-        put(i, __ldg(p.a.col + slot), slot);
+#pragma unroll
+      for (int u = 0; u < kRead; ++u) {
+        const int i = u * kWarp + lane;
+        at[u] = i < count ? i : -1;
+        slot[u] = s.first + position_of(p.draw, s.row, s.at + min(i, count - 1), s.nnz);
+        col[u] = __ldg(p.a.col + slot[u]);
       }
+      put(at, col, slot);
       s.at += count;
     }
     __syncwarp();
@@ -116,16 +140,17 @@ struct Warp {
   }
 };
 
-// Group `group` of `warps` warps takes row or item `group`.
+// Group `group` of 2^`halvings` warps takes row or item `group`.
 template <class T, int W, int VEC, int TPR, bool TRANSPOSED>
 __global__ void __launch_bounds__(kBlock)
-    spmm_sampled_kernel(const SampledArgs p, const Pieces pieces, int64_t groups, int warps) {
+    spmm_sampled_kernel(const SampledArgs p, const Pieces pieces, int64_t groups, int halvings) {
   using A = acc_t<T>;
   using Mine = Warp<T, W, VEC, TPR, TRANSPOSED>;
   __shared__ typename Mine::Staging staging[kWarps];
   __shared__ A shared_acc[kWarps][VEC][TPR];
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, part = warp % warps, t = lane % TPR;
-  const int64_t group = (int64_t{blockIdx.x} * kWarps + warp) / warps;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, t = lane % TPR;
+  const int warps = 1 << halvings, part = warp & (warps - 1);
+  const int64_t group = (int64_t{blockIdx.x} * kWarps + warp) >> halvings;
   const bool live = group < groups;
   if (!live && warps == 1) return;
 
@@ -142,13 +167,13 @@ __global__ void __launch_bounds__(kBlock)
       count = draws_of(p.draw, share.nnz);
     }
     // Whole batches of 32 for each warp of the group.
-    const uint32_t each = warps == 1 ? count : ((count + warps - 1) / warps + kWarp - 1) / kWarp * kWarp;
+    const uint32_t each = warps == 1 ? count : (((count + warps - 1) >> halvings) + kWarp - 1) / kWarp * kWarp;
     share.at = begin + min(part * each, count);
     share.end = begin + min((part + 1) * each, count);
   }
   Mine mine{p, staging[warp], lane};
   const bool is_piece = TRANSPOSED && group < p.t.num_pieces;
-  const bool kept = share.end - share.at <= kStage;  // one staging serves all slabs
+  const bool kept = share.end - share.at <= Mine::kChunk;  // one staging serves all slabs
   int count = 0;
   for (int64_t f0 = 0; f0 < p.width; f0 += TPR * VEC) {
     // Lanes without features of their own repeat the last ones, so that no load needs a check, and store nothing.
@@ -204,12 +229,13 @@ template <class T, int W, int VEC, int TPR>
 void launch_sampled(const SampledArgs& p, const Pieces& pieces, cudaStream_t stream) {
   if (p.t.rowptr) {
     const unsigned grid = blocks_for(p.t.num_items * kWarp);
-    spmm_sampled_kernel<T, W, VEC, TPR, true><<<grid, kBlock, 0, stream>>>(p, pieces, p.t.num_items, 1);
+    spmm_sampled_kernel<T, W, VEC, TPR, true><<<grid, kBlock, 0, stream>>>(p, pieces, p.t.num_items, 0);
   } else {
-    const bool share = p.draw.width > kManyDraws || (p.draw.width > kManyDraws / 2 && p.a.num_rows < kFewRows);
-    const int warps = share ? 4 : 1;
-    const unsigned grid = blocks_for(p.a.num_rows * warps * kWarp);
-    spmm_sampled_kernel<T, W, VEC, TPR, false><<<grid, kBlock, 0, stream>>>(p, pieces, p.a.num_rows, warps);
+    const int64_t draws = std::min<int64_t>(p.draw.width, p.a.num_edges / p.a.num_rows);
+    const bool share = draws > kManyDraws || (draws > kManyDraws / 2 && p.a.num_rows < kFewRows);
+    const int halvings = share ? 2 : 0;
+    const unsigned grid = blocks_for((p.a.num_rows << halvings) * kWarp);
+    spmm_sampled_kernel<T, W, VEC, TPR, false><<<grid, kBlock, 0, stream>>>(p, pieces, p.a.num_rows, halvings);
   }
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
