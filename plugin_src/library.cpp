@@ -22,6 +22,11 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   m.def("sddmm(" GNNFAST_GRAPH
         ", Tensor a, Tensor b, int heads, Tensor? weight=None, Tensor? value=None, Tensor? arg=None) -> Tensor");
   m.def("sddmm_coo(Tensor row, Tensor column, Tensor a, Tensor b, int heads) -> Tensor");
+  // spmm_sparse_features/sparse_features.h
+  m.def("spmm_sparse_features(" GNNFAST_GRAPH
+        ", Tensor? weight, Tensor xrowptr, Tensor xcol, Tensor xval, int width, bool mean) -> Tensor");
+  m.def("spmm_sparse_features_values(" GNNFAST_GRAPH ", Tensor? weight, Tensor xrowptr, Tensor xcol, Tensor grad) -> Tensor");
+  m.def("spmm_sparse_features_edges(" GNNFAST_GRAPH ", Tensor xrowptr, Tensor xcol, Tensor xval, Tensor grad) -> Tensor");
   // spmm_coo/spmm_coo.h
   m.def("spmm_coo(Tensor row, Tensor column, Tensor? weight, Tensor x, int num_rows, int reduce) -> Tensor");
   m.def("spmm_coo_backward(Tensor row, Tensor column, Tensor weight, Tensor self, Tensor grad) -> (Tensor, Tensor)");

@@ -9,12 +9,14 @@ namespace gnnfast {
 struct SpmmArgs;
 struct SpmmCooArgs;
 struct SddmmArgs;
+struct SparseFeaturesArgs;
 
 struct Cpu {
   static void spmm(const SpmmArgs& args, const Tensor& x);
   static bool can_fuse_dot(const SpmmArgs& args, ScalarType dtype);
   static void spmm_coo(const SpmmCooArgs& args, const Tensor& x);
   static void sddmm(const SddmmArgs& args, const Tensor& a);
+  static void sparse_features(const SparseFeaturesArgs& args, const Tensor& ref);
 };
 
 struct Cuda {
@@ -22,6 +24,7 @@ struct Cuda {
   static bool can_fuse_dot(const SpmmArgs& args, ScalarType dtype);
   static void spmm_coo(const SpmmCooArgs& args, const Tensor& x);
   static void sddmm(const SddmmArgs& args, const Tensor& a);
+  static void sparse_features(const SparseFeaturesArgs& args, const Tensor& ref);
 };
 
 }  // namespace gnnfast
