@@ -529,12 +529,10 @@ class Cache:
 
 
 def nbytes_of(value: Any) -> int:
-    """Bytes of a graph, a tensor, or a tuple of such."""
-    if isinstance(value, (Graph, Tensor)):
-        return value.nbytes
+    """Bytes of what has ``nbytes`` (a graph, features, a tensor), or of a tuple of such."""
     if isinstance(value, tuple):
         return sum(map(nbytes_of, value))
-    return 0
+    return getattr(value, "nbytes", 0)
 
 
 def _host_memory() -> int:

@@ -28,6 +28,11 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
       ", Tensor? order, Tensor? weight, Tensor x, int width, int strategy, int seed, bool mean, bool rescale, bool transposed) "
       "-> Tensor");
   m.def("sddmm_sampled(" GNNFAST_GRAPH ", Tensor a, Tensor b, int heads, int width, int strategy, int seed) -> Tensor");
+  // spmm_sparse_features/sparse_features.h
+  m.def("spmm_sparse_features(" GNNFAST_GRAPH
+        ", Tensor? weight, Tensor xrowptr, Tensor xcol, Tensor xval, int width, bool mean) -> Tensor");
+  m.def("spmm_sparse_features_values(" GNNFAST_GRAPH ", Tensor? weight, Tensor xrowptr, Tensor xcol, Tensor grad) -> Tensor");
+  m.def("spmm_sparse_features_edges(" GNNFAST_GRAPH ", Tensor xrowptr, Tensor xcol, Tensor xval, Tensor grad) -> Tensor");
   // spmm_coo/spmm_coo.h
   m.def("spmm_coo(Tensor row, Tensor column, Tensor? weight, Tensor x, int num_rows, int reduce) -> Tensor");
   m.def("spmm_coo_backward(Tensor row, Tensor column, Tensor weight, Tensor self, Tensor grad) -> (Tensor, Tensor)");

@@ -10,6 +10,7 @@ struct SpmmArgs;
 struct SpmmCooArgs;
 struct SddmmArgs;
 struct SampledArgs;
+struct SparseFeaturesArgs;
 
 struct Cpu {
   static void spmm(const SpmmArgs& args, const Tensor& x);
@@ -17,6 +18,7 @@ struct Cpu {
   static void spmm_coo(const SpmmCooArgs& args, const Tensor& x);
   static void sddmm(const SddmmArgs& args, const Tensor& a);
   static void spmm_sampled(const SampledArgs& args, const Tensor& x);
+  static void sparse_features(const SparseFeaturesArgs& args, const Tensor& ref);
 };
 
 struct Cuda {
@@ -25,6 +27,7 @@ struct Cuda {
   static void spmm_coo(const SpmmCooArgs& args, const Tensor& x);
   static void sddmm(const SddmmArgs& args, const Tensor& a);
   static void spmm_sampled(const SampledArgs& args, const Tensor& x);
+  static void sparse_features(const SparseFeaturesArgs& args, const Tensor& ref);
 };
 
 }  // namespace gnnfast

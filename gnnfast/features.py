@@ -1,0 +1,190 @@
+"""Node features of which most are zero: compressed, aggregated over a graph, and multiplied by dense weights."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gnnfast import _native
+from gnnfast.graph import Graph, cache
+from gnnfast.reporting import ran
+
+if _native.cpu.loaded:
+    from gnnfast.ops.spmm import SPMM, call
+    from gnnfast.ops.spmm_sparse_features import SPARSE_FEATURES
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_TO_CSR = {
+    torch.strided: "gnnfast.spmm takes dense features; x.to_sparse_csr() compresses them",
+    torch.sparse_coo: "x.coalesce().to_sparse_csr() converts it",
+}
+
+
+class Features:
+    """A compressed ``[N, F]`` matrix: ``rowptr [N + 1]`` and ``col [stored]``, int32, with columns ascending and none twice within
+    a row, and ``values [stored]``.
+
+    ``slot`` maps each entry of the matrix that this was made from to its place in ``values``; ``None``: they are equal.
+    """
+
+    def __init__(self, shape: tuple[int, int], rowptr: Tensor, col: Tensor, values: Tensor, slot: Tensor | None = None) -> None:
+        self.shape, self.rowptr, self.col, self.values, self.slot = shape, rowptr, col, values, slot
+
+    @classmethod
+    def from_dense(cls, x: Tensor) -> Features:
+        """The entries of ``x [N, F]`` that are not zero (NaN is not zero)."""
+        with torch.no_grad(), torch.inference_mode(False):
+            csr = x.detach().to_sparse_csr()
+            return cls(tuple(x.shape), csr.crow_indices().int(), csr.col_indices().int(), csr.values())
+
+    @classmethod
+    def from_csr(cls, x: Tensor) -> Features:
+        """From a ``torch.sparse_csr`` tensor, whose rows may hold columns in any order and several times.
+
+        Raises:
+            ValueError, IndexError: the indices are no matrix of that shape.
+        """
+        with torch.no_grad(), torch.inference_mode(False):
+            rowptr, col, values = x.crow_indices(), x.col_indices(), x.values().detach()
+            Graph.from_csr(rowptr, col, num_src=x.shape[1])  # checks them
+            row = torch.repeat_interleave(rowptr.diff().long(), output_size=col.numel())  # 64 bits for the key
+            key = row * max(x.shape[1], 1) + col
+            if bool((key.diff() > 0).all()):
+                return cls(tuple(x.shape), rowptr.int(), col.int(), values)
+            key, slot = key.unique(return_inverse=True)
+            row, col = key // max(x.shape[1], 1), key % max(x.shape[1], 1)
+            rowptr = torch.searchsorted(row, torch.arange(x.shape[0] + 1, device=row.device))
+            merged = values.new_zeros(key.numel()).index_add(0, slot, values)
+            return cls(tuple(x.shape), rowptr.int(), col.int(), merged, slot)
+
+    @classmethod
+    def of_csr(cls, x: Tensor) -> Features:
+        """:meth:`from_csr`, kept as long as ``x`` lives and is not changed."""
+        versions = x.crow_indices()._version, x.col_indices()._version
+        features: Features = cache.get((x,), ("features", *versions), lambda: cls.from_csr(x))
+        return features
+
+    def values_of(self, x: Tensor) -> Tensor:
+        """The values of the ``torch.sparse_csr`` tensor that this was made from, so that it can be differentiated."""
+        if not (x.requires_grad and torch.is_grad_enabled()):
+            return self.values
+        values = x.values()
+        if self.slot is None:
+            return values
+        return values.new_zeros(self.col.numel()).index_add(0, self.slot, values)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The matrix as a graph from its columns to its rows: the product with dense weights is an aggregation over it."""
+        return Graph.from_csr(self.rowptr, self.col, num_src=self.shape[1])
+
+    @property
+    def density(self) -> float:
+        """The share of entries that are stored."""
+        return self.col.numel() / max(self.shape[0] * self.shape[1], 1)
+
+    @property
+    def nbytes(self) -> int:
+        # The graph holds rowptr and col themselves.
+        structure = self.graph.nbytes if "graph" in self.__dict__ else self.rowptr.nbytes + self.col.nbytes
+        return structure + self.values.nbytes + (0 if self.slot is None else self.slot.nbytes)
+
+    def __repr__(self) -> str:
+        return f"Features({list(self.shape)}, density={self.density:.2%}, dtype={self.values.dtype})"
+
+
+def aggregate(graph: Graph, features: Features, weight: Tensor | None, reduce: str, values: Tensor | None = None) -> Tensor:
+    """``[num_dst, F]``: the sum or mean of the features of each node's in-neighbours, on unchecked operands. ``values`` are used
+    instead of those of the features, for a gradient."""
+    x = features.values if values is None else values
+    grad_enabled = torch.is_grad_enabled()
+    csc = grad_enabled and x.requires_grad
+    weighted_grad = grad_enabled and weight is not None and weight.requires_grad
+    permuted = True
+    if weight is not None and not csc and not weighted_grad:
+        in_slots = graph.slot_weights(weight, False)
+        if in_slots is not None:
+            weight, permuted = in_slots[0], False
+    arguments = (weight, features.rowptr, features.col, x, features.shape[1], reduce == "mean")
+    graph.uses += 1
+    return call(SPARSE_FEATURES, csc or weighted_grad, graph.args(csc, permuted=permuted), *arguments)
+
+
+def multiply(features: Features, weight: Tensor, values: Tensor | None = None) -> Tensor:
+    """``[N, O]``: the features times dense ``weight [F, O]``, on unchecked operands."""
+    x, graph, row_bytes = features.values if values is None else values, features.graph, weight.shape[1] * weight.element_size()
+    grad_enabled = torch.is_grad_enabled()
+    needs_grad = grad_enabled and (weight.requires_grad or x.requires_grad)
+    csc = grad_enabled and weight.requires_grad
+    if not (grad_enabled and x.requires_grad):
+        in_slots = graph.slot_weights(x, csc)
+        if in_slots is not None:
+            return call(SPMM, needs_grad, graph.args(csc, row_bytes, False), *in_slots, weight, False)
+    return call(SPMM, needs_grad, graph.args(needs_grad, row_bytes), x, None, weight, False)
+
+
+def spmm_sparse_features(graph: Graph, x: Tensor, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
+    r"""Aggregates sparse features of each node's in-neighbours into a dense result:
+    :math:`y_i = \mathrm{reduce}_{e: j \to i} \, w_e \, x_j`.
+
+    The cost grows with the stored entries of ``x`` instead of its size (Kim et al., IEEE Access 2022, Algorithm 2).
+    Differentiable twice in ``weight`` and, where ``x.requires_grad``, in ``x.values()``. Nodes without in-edges get 0. Entries that
+    are not stored count as nothing: a weight that is infinite or NaN does not turn them into NaN, as it would a stored zero.
+
+    Args:
+        graph: ``num_src`` sources, ``num_dst`` destinations, ``E`` edges.
+        x: ``[num_src, F]`` in the layout ``torch.sparse_csr``; float32, float64, float16 or bfloat16. 16-bit types accumulate in
+            float32. Entries stored several times are added.
+        weight: ``[E]``; dtype and device of ``x``; in the edge order of the graph.
+        reduce: ``"sum"`` or ``"mean"``.
+
+    Returns:
+        ``[num_dst, F]``, dense, the dtype of ``x``.
+
+    Raises:
+        TypeError: ``graph`` is no Graph, or ``x`` is not a ``torch.sparse_csr`` tensor of a supported dtype.
+        ValueError: shapes, devices or dtypes do not fit together, or an unknown ``reduce``.
+        IndexError: an index of the graph or of ``x`` is out of range (checked once, when each is first used).
+        RuntimeError: gnnfast has no kernels for the device.
+    """
+    if not isinstance(graph, Graph):
+        raise TypeError(f"graph must be a gnnfast.Graph, got {type(graph).__name__}; build one with Graph.from_edge_index(...)")
+    reason = unsupported(x)
+    if reason:
+        raise TypeError(reason)
+    if x.dim() != 2 or x.shape[0] != graph.num_src:
+        raise ValueError(f"x must have shape [{graph.num_src}, F], got {list(x.shape)}")
+    if x.device != graph.device:
+        raise ValueError(f"x is on {x.device} but the graph is on {graph.device}; move one of them")
+    if reduce not in ("sum", "mean"):
+        raise ValueError(f"reduce must be sum or mean for sparse features, got {reduce!r}; gnnfast.spmm has max and min")
+    if weight is not None:
+        if weight.shape != (graph.num_edges,):
+            raise ValueError(
+                f"weight must have shape [{graph.num_edges}] (one value per edge), got {list(weight.shape)}; gnnfast.spmm takes "
+                "weights per head"
+            )
+        if weight.dtype != x.dtype or weight.device != x.device:
+            raise ValueError(f"weight must be {x.dtype} on {x.device}, as x is, got {weight.dtype} on {weight.device}")
+    missing = _native.missing(x.device.type)
+    if missing:
+        raise RuntimeError(f"gnnfast has no kernels for {x.device}: {missing}")
+    features = Features.of_csr(x)
+    ran("gnnfast.spmm_sparse_features", f"sparse features {reduce}", f"density {features.density:.2%}")
+    return aggregate(graph, features, weight, reduce, features.values_of(x))
+
+
+def unsupported(x: Tensor) -> str:
+    """Why a tensor is not taken as sparse features; empty if it is."""
+    if not isinstance(x, Tensor):
+        return f"x must be a torch.sparse_csr tensor, got {type(x).__name__}"
+    if x.layout is not torch.sparse_csr:
+        hint = _TO_CSR.get(x.layout, "x.to_sparse_csr() converts it")
+        return f"x has layout {x.layout}; sparse features are taken as torch.sparse_csr ({hint})"
+    if x.dtype not in DTYPES:
+        return f"x has dtype {x.dtype}; accepted are float32, float64, float16 and bfloat16"
+    if x.dim() == 2 and x.values().dim() != 1:
+        return f"x stores entries of shape {list(x.values().shape[1:])}; accepted are single numbers"
+    return ""
