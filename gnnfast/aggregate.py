@@ -32,8 +32,8 @@ def aggregate(
     training: bool = True,
 ) -> Tensor:
     """One aggregation on unchecked operands: ``x [num_src, F]``, ``weight [E]`` or ``[E, H]`` of the same dtype, or ``None``.
-    Returns ``[num_dst, F]``. For the checked, documented form see :func:`spmm`. ``training`` is off where a model is known to be only
-    evaluated, whether or not gradients are enabled."""
+    Returns ``[num_dst, F]``. For the checked, documented form see :func:`spmm`. ``training`` is off where a model is known to be
+    only evaluated, whether or not gradients are enabled."""
     weighted_grad = weight is not None and weight.requires_grad
     grad_enabled, compiling = torch.is_grad_enabled(), torch.compiler.is_compiling()
     needs_grad = grad_enabled and (x.requires_grad or weighted_grad)
@@ -166,8 +166,8 @@ def spmm_sampled(
     rescale: bool = True,
     seed: int | None = None,
 ) -> Tensor:
-    r"""Approximates :func:`spmm` from at most ``width`` edges of each node (ES-SpMM, Lin et al., 2021, Algorithm 1); nodes with no more
-    edges are aggregated exactly. A mean divides by the number of edges taken.
+    r"""Approximates :func:`spmm` from at most ``width`` edges of each node (ES-SpMM, Lin et al., 2021, Algorithm 1); nodes with no
+    more edges are aggregated exactly. A mean divides by the number of edges taken.
 
     Args:
         graph, x, weight: as :func:`spmm`.
@@ -181,8 +181,8 @@ def spmm_sampled(
         seed: of ``"random"``; from torch's generator if not given, a new draw each call.
 
     Returns:
-        As :func:`spmm`. Differentiable in ``x`` and ``weight``, twice, with ``"random"`` alone: the backward pass runs over the same
-        draw, which nothing stores.
+        As :func:`spmm`. Differentiable in ``x`` and ``weight``, twice, with ``"random"`` alone: the backward pass runs over the
+        same draw, which nothing stores.
 
     Raises:
         TypeError, ValueError, IndexError, RuntimeError: as :func:`spmm`; ValueError also for a ``width`` below 1, an unknown

@@ -81,9 +81,10 @@ class Settings:
     which are searched at the first use, ``auto`` by communities once a graph was used often enough and has them. ``autotune``
     times the kernels on the first calls of each graph and shape and keeps the fastest.
 
-    ``sample`` has sums and means approximated from at most ``sample_width`` edges of each node (see :func:`gnnfast.spmm_sampled`): with
-    ``bucket`` and ``fastrand`` in inference, with ``random`` also in training. ``sample_rescale`` has sums multiplied by the share left
-    out. ``kernel="sampled"`` samples graphs too that are otherwise left alone for their low average degree.
+    ``sample`` has sums and means approximated from at most ``sample_width`` edges of each node (:func:`gnnfast.spmm_sampled`):
+    with ``bucket`` and ``fastrand`` in inference, with ``random`` also in training. ``sample_rescale`` has sums multiplied by what
+    makes up for the edges left out. ``kernel="sampled"`` samples graphs too that are otherwise left alone for their low average
+    degree.
     """
 
     enabled: bool = _setting(True, "GNNFAST", "0 or 1", _flag)
@@ -133,8 +134,9 @@ def settings() -> Settings:
 def override(**changes: Any) -> Iterator[Settings]:
     """Use other settings inside a ``with`` block, in this thread only.
 
-    Accepts the fields of :class:`Settings` that act on a call: ``kernel``, ``degree_threshold``, ``schedule``, ``autotune``, ``sample``,
-    ``sample_width``, ``sample_rescale``, ``strict``. To switch gnnfast on and off use :func:`gnnfast.enable` and :func:`gnnfast.disable`.
+    Accepts the fields of :class:`Settings` that act on a call: ``kernel``, ``degree_threshold``, ``schedule``, ``autotune``,
+    ``sample``, ``sample_width``, ``sample_rescale``, ``strict``. To switch gnnfast on and off use :func:`gnnfast.enable` and
+    :func:`gnnfast.disable`.
 
     Raises:
         TypeError: a name is no such setting.

@@ -102,7 +102,8 @@ def select(graph: Statistics, request: Request, settings: Settings) -> Choice:
 
 
 class Sampling(NamedTuple):
-    """How an aggregation is sampled: at most ``width`` edges a row, chosen by ``strategy``; ``rescale`` as in ``GNNFAST_SAMPLE_RESCALE``."""
+    """How an aggregation is sampled: at most ``width`` edges a row, chosen by ``strategy``; ``rescale`` as the setting
+    ``sample_rescale``."""
 
     strategy: str
     width: int

@@ -1,8 +1,8 @@
 """Sampled SpMM over CSR (ES-SpMM). Contract and citations: ``plugin_src/spmm_sampled/spmm_sampled_args.h``.
 
-The graph arguments are those of :mod:`gnnfast.ops.spmm`, but for one: in place of the perm of A^T they hold ``slots_t [E]``, which maps
-a slot of A^T to the slot of A (``None``: they are equal), for draws are made by the slots of A. They are never swapped; ``transposed``
-says over which matrix an op runs. The three operators below are each other's derivatives.
+The graph arguments are those of :mod:`gnnfast.ops.spmm`, but for one: in place of the perm of A^T they hold ``slots_t [E]``, which
+maps a slot of A^T to the slot of A (``None``: they are equal), for draws are made by the slots of A. They are never swapped;
+``transposed`` says over which matrix an op runs. The three operators below are each other's derivatives.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 SPMM_SAMPLED = register(Formula(_ops.spmm_sampled.default, _setup, _backward))
 
 
-# sddmm_sampled(graph, a [M, F], b [N, F], heads, width, strategy, seed) -> [E, H]: dot products of the drawn edges, 0 for the others.
+# sddmm_sampled(graph, a [M, F], b [N, F], heads, width, strategy, seed) -> [E, H]: dot products of the drawn edges, else 0.
 
 
 @torch.library.register_fake("gnnfast::sddmm_sampled")

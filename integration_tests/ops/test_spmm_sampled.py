@@ -165,7 +165,9 @@ def test_gradients_are_those_of_the_same_draw(name, reduce, rescale, weight, dev
         order = edge_index[0].argsort(stable=True) if how == "csc" else torch.arange(graph.num_edges, device=device)
         operands = _operands(x, w)
         out = gnnfast.spmm_sampled(graph, x, w, reduce, width=3, rescale=rescale, seed=11)
-        expected = reference(edge_index[:, order], graph.num_dst, x, None if w is None else w[order], reduce, "random", 3, 11, rescale)
+        expected = reference(
+            edge_index[:, order], graph.num_dst, x, None if w is None else w[order], reduce, "random", 3, 11, rescale
+        )
         assert relative_error(out, expected) < 1e-10
         along = torch.randn_like(out)
         found = torch.autograd.grad(out, operands, along, allow_unused=True)
