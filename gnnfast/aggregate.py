@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnnfast import _native, autotune
+from gnnfast import _native, autotune, features
 from gnnfast.config import settings
 from gnnfast.graph import Graph, Tuned
 from gnnfast.reporting import ran
@@ -29,9 +29,15 @@ def aggregate(
     place: str = "gnnfast.spmm",
     ties: str = "even",
     empty: float = 0.0,
+    owner: object = None,
 ) -> Tensor:
     """One aggregation on unchecked operands: ``x [num_src, F]``, ``weight [E]`` or ``[E, H]`` of the same dtype, or ``None``.
-    Returns ``[num_dst, F]``. For the checked, documented form see :func:`spmm`."""
+    Returns ``[num_dst, F]``. ``owner`` is the layer, by which constant features are known again (see :mod:`gnnfast.features`).
+    For the checked, documented form see :func:`spmm`."""
+    if owner is not None:
+        compressed = features.try_aggregate(graph, x, weight, reduce, owner, place)
+        if compressed is not None:
+            return compressed
     weighted_grad = weight is not None and weight.requires_grad
     grad_enabled, compiling = torch.is_grad_enabled(), torch.compiler.is_compiling()
     needs_grad = grad_enabled and (x.requires_grad or weighted_grad)

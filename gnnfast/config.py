@@ -12,7 +12,14 @@ from typing import Any
 BACKENDS = ("pyg", "dgl")
 KERNELS = ("auto", "gas", "gar")
 SCHEDULES = ("auto", "off", "degree", "locality")
-CALL_SETTINGS = ("kernel", "degree_threshold", "schedule", "autotune", "strict")  # those that act on a call
+CALL_SETTINGS = (
+    "kernel",
+    "degree_threshold",
+    "feature_density_threshold",
+    "schedule",
+    "autotune",
+    "strict",
+)  # those that act on a call
 LOG_LEVELS = ("off", "info", "debug")
 
 
@@ -43,6 +50,13 @@ def _positive(text: str) -> float:
     return number
 
 
+def _share(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 1:
+        raise ValueError(text)
+    return number
+
+
 def _natural(text: str) -> int:
     number = int(text)
     if number < 0:
@@ -58,16 +72,18 @@ def _setting(default: Any, variable: str, accepts: str, parse: Callable[[str], A
 class Settings:
     """What the user asked for. ``None`` means: decided from the device.
 
-    ``degree_threshold`` is the average degree from which a graph that is seen for the first time is converted to CSR. ``schedule``
-    is the order in which CUDA kernels work through the rows: ``off`` by id, ``degree`` longest first, ``locality`` by communities,
-    which are searched at the first use, ``auto`` by communities once a graph was used often enough and has them. ``autotune``
-    times the kernels on the first calls of each graph and shape and keeps the fastest.
+    ``degree_threshold`` is the average degree from which a graph that is seen for the first time is converted to CSR.
+    ``feature_density_threshold`` is the share of non-zero elements below which constant input features are compressed; 0: never.
+    ``schedule`` is the order in which CUDA kernels work through the rows: ``off`` by id, ``degree`` longest first, ``locality`` by
+    communities, which are searched at the first use, ``auto`` by communities once a graph was used often enough and has them.
+    ``autotune`` times the kernels on the first calls of each graph and shape and keeps the fastest.
     """
 
     enabled: bool = _setting(True, "GNNFAST", "0 or 1", _flag)
     backends: tuple[str, ...] = _setting(BACKENDS, "GNNFAST_BACKENDS", "a comma list of pyg and dgl", _backends)
     kernel: str = _setting("auto", "GNNFAST_KERNEL", *_one_of(*KERNELS))
     degree_threshold: float | None = _setting(None, "GNNFAST_DEGREE_THRESHOLD", "a number above 0", _positive)
+    feature_density_threshold: float | None = _setting(None, "GNNFAST_FEATURE_DENSITY_THRESHOLD", "a number from 0 to 1", _share)
     schedule: str = _setting("auto", "GNNFAST_SCHEDULE", *_one_of(*SCHEDULES))
     autotune: bool = _setting(False, "GNNFAST_AUTOTUNE", "0 or 1", _flag)
     cache_mb: int | None = _setting(None, "GNNFAST_CACHE_MB", "an integer of at least 0", _natural)
@@ -108,8 +124,8 @@ def settings() -> Settings:
 def override(**changes: Any) -> Iterator[Settings]:
     """Use other settings inside a ``with`` block, in this thread only.
 
-    Accepts the fields of :class:`Settings` that act on a call: ``kernel``, ``degree_threshold``, ``schedule``, ``autotune``,
-    ``strict``. To switch gnnfast on and off use :func:`gnnfast.enable` and :func:`gnnfast.disable`.
+    Accepts the fields of :class:`Settings` that act on a call: ``kernel``, ``degree_threshold``, ``feature_density_threshold``,
+    ``schedule``, ``autotune``, ``strict``. To switch gnnfast on and off use :func:`gnnfast.enable` and :func:`gnnfast.disable`.
 
     Raises:
         TypeError: a name is no such setting.

@@ -1,21 +1,31 @@
-"""Node features of which most are zero: compressed, aggregated over a graph, and multiplied by dense weights."""
+"""Node features of which most are zero: compressed, aggregated over a graph, and multiplied by dense weights.
+
+Dense features are compressed by themselves where that pays and they are constant: not a result that could be differentiated, and
+seen before at the same layer, unchanged. Hidden activations are new tensors in every pass and so are never measured, which would
+wait for the device. Zeros that are not stored count as nothing: a weight that is infinite or NaN does not turn them into NaN.
+"""
 
 from __future__ import annotations
 
+import weakref
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from gnnfast import _native
+from gnnfast.config import settings
 from gnnfast.graph import Graph, cache
-from gnnfast.reporting import ran
+from gnnfast.reporting import measured, ran
+from gnnfast.selector import SparseChoice, densities, sparse_pays
 
 if _native.cpu.loaded:
     from gnnfast.ops.spmm import SPMM, call
     from gnnfast.ops.spmm_sparse_features import SPARSE_FEATURES
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+MIN_WIDTH, MIN_ELEMENTS = 128, 1 << 18  # smaller features cost next to nothing dense
+_SIGHTINGS = 256  # remembered at a time
 _TO_CSR = {
     torch.strided: "gnnfast.spmm takes dense features; x.to_sparse_csr() compresses them",
     torch.sparse_coo: "x.coalesce().to_sparse_csr() converts it",
@@ -37,7 +47,7 @@ class Features:
         """The entries of ``x [N, F]`` that are not zero (NaN is not zero)."""
         with torch.no_grad(), torch.inference_mode(False):
             csr = x.detach().to_sparse_csr()
-            return cls(tuple(x.shape), csr.crow_indices().int(), csr.col_indices().int(), csr.values())
+            return cls((x.shape[0], x.shape[1]), csr.crow_indices().int(), csr.col_indices().int(), csr.values())
 
     @classmethod
     def from_csr(cls, x: Tensor) -> Features:
@@ -52,12 +62,12 @@ class Features:
             row = torch.repeat_interleave(rowptr.diff().long(), output_size=col.numel())  # 64 bits for the key
             key = row * max(x.shape[1], 1) + col
             if bool((key.diff() > 0).all()):
-                return cls(tuple(x.shape), rowptr.int(), col.int(), values)
+                return cls((x.shape[0], x.shape[1]), rowptr.int(), col.int(), values)
             key, slot = key.unique(return_inverse=True)
             row, col = key // max(x.shape[1], 1), key % max(x.shape[1], 1)
             rowptr = torch.searchsorted(row, torch.arange(x.shape[0] + 1, device=row.device))
             merged = values.new_zeros(key.numel()).index_add(0, slot, values)
-            return cls(tuple(x.shape), rowptr.int(), col.int(), merged, slot)
+            return cls((x.shape[0], x.shape[1]), rowptr.int(), col.int(), merged, slot)
 
     @classmethod
     def of_csr(cls, x: Tensor) -> Features:
@@ -125,6 +135,126 @@ def multiply(features: Features, weight: Tensor, values: Tensor | None = None) -
     return call(SPMM, needs_grad, graph.args(needs_grad, row_bytes), x, None, weight, False)
 
 
+# ---- constant dense features ---------------------------------------------------------------------------------------------------
+class Measured:
+    """The density of a tensor that is a constant, and its compressed copy once somebody wants it."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.features: Features | None = None
+        self.density = int(x.detach().count_nonzero()) / x.numel()
+        self._entry = measured(list(x.shape), str(x.dtype).removeprefix("torch."), self.density)
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.features is None else self.features.nbytes
+
+    def compressed(self, x: Tensor) -> Features | None:
+        """The copy, with its transpose counted in, if the cache can hold it."""
+        if self.features is None:
+            if 2 * self.density * x.numel() * (8 + x.element_size()) > cache.budget():
+                self._entry["state"] = "dense: a compressed copy would not fit the cache (GNNFAST_CACHE_MB)"
+                return None
+            self.features = Features.from_dense(x)
+            self._entry["state"] = "compressed"
+            cache.grew()
+        return self.features
+
+
+_sightings: dict[tuple[int, int], tuple[weakref.ref[Tensor], int]] = {}
+
+
+def measure(x: Tensor, owner: object) -> Measured | None:
+    """What is known of dense features that ``owner``, a layer, gets for the second time or later; ``None`` for all others."""
+    if (
+        type(x) is not Tensor
+        or x.requires_grad
+        or x.dim() != 2
+        or x.shape[1] < MIN_WIDTH
+        or x.numel() < MIN_ELEMENTS
+        or x.layout is not torch.strided
+        or x.dtype not in DTYPES
+        or x.is_inference()
+        or torch.compiler.is_compiling()
+        or settings().feature_density_threshold == 0
+    ):
+        return None
+    key, seen = (id(x), id(owner)), _sightings.get((id(x), id(owner)))
+    if seen is None or seen[0]() is not x or seen[1] != x._version:
+        if len(_sightings) >= _SIGHTINGS:
+            _sightings.clear()
+        _sightings[key] = weakref.ref(x), x._version
+        return None
+    try:
+        return cache.get((x,), "density", lambda: _measure(x))  # type: ignore[no-any-return]
+    except _CapturingError:
+        return None
+
+
+class _CapturingError(Exception):
+    """What a captured CUDA graph makes has no values before the replay."""
+
+
+def _measure(x: Tensor) -> Measured:
+    if _capturing(x):
+        raise _CapturingError
+    with torch.no_grad(), torch.inference_mode(False):
+        return Measured(x)
+
+
+def _capturing(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def choose(x: Tensor, found: Measured, what: str) -> SparseChoice:
+    """The selector's choice for measured features: ``what`` is ``"aggregate"`` or ``"product"``."""
+    return sparse_pays(x.device.type, what, found.density, x.shape[1], x.element_size(), settings())
+
+
+def share(x: Tensor, found: Measured, what: str) -> float:
+    """The cost of the features in the way chosen, over that of dense ones, which is equal at the calibrated limit."""
+    if not choose(x, found, what).sparse:
+        return 1.0
+    return min(found.density / max(densities(x.device.type, what, x.element_size()).limit, 1e-9), 1.0)
+
+
+def try_aggregate(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, owner: object, place: str) -> Tensor | None:
+    """:func:`aggregate` where ``x`` is constant and so sparse that it pays, else ``None``."""
+    if reduce not in ("sum", "mean") or (weight is not None and weight.dim() != 1):
+        return None
+    found = measure(x, owner)
+    if found is None:
+        return None
+    choice = choose(x, found, "aggregate")
+    if not choice.sparse or (_capturing(x) and found.features is None):
+        return None
+    features = found.compressed(x)
+    if features is None:
+        return None
+    ran(place, f"sparse features {reduce}", choice.reason)
+    return aggregate(graph, features, weight, reduce)
+
+
+def try_multiply(x: Tensor, weight: Tensor, owner: object, place: str) -> Tensor | None:
+    """``x @ weight.t()`` for ``weight [O, F]`` where ``x`` is constant and so sparse that it pays, else ``None``."""
+    found = measure(x, owner)
+    if found is None:
+        return None
+    choice = choose(x, found, "product")
+    if not choice.sparse or (_capturing(x) and (found.features is None or not _ready(found.features, weight))):
+        return None
+    features = found.compressed(x)
+    if features is None:
+        return None
+    ran(place, "sparse product", choice.reason)
+    return multiply(features, weight.t().contiguous())
+
+
+def _ready(features: Features, weight: Tensor) -> bool:
+    """Whether a product needs no format that is yet to be made."""
+    return "graph" in features.__dict__ and features.graph.has(csc=torch.is_grad_enabled() and weight.requires_grad)
+
+
+# ---- features given as torch.sparse_csr ----------------------------------------------------------------------------------------
 def spmm_sparse_features(graph: Graph, x: Tensor, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
     r"""Aggregates sparse features of each node's in-neighbours into a dense result:
     :math:`y_i = \mathrm{reduce}_{e: j \to i} \, w_e \, x_j`.

@@ -28,6 +28,7 @@ class Report:
         patches: what is patched, by framework; an entry that was left alone says why.
         schedules: locality schedules made: the graph, the share of edges whose source is near in id order and by clusters, the
             device time it took in milliseconds, and whether it is used.
+        features: constant input features that were measured: shape, dtype, density, and what became of them.
         cache: entries, bytes (of these, of schedules), hits, misses and evictions of the graph cache.
     """
 
@@ -35,6 +36,7 @@ class Report:
     fallbacks: Counter[tuple[str, str]] = field(default_factory=Counter)
     patches: dict[str, dict[str, str]] = field(default_factory=dict)
     schedules: list[dict[str, Any]] = field(default_factory=list)
+    features: list[dict[str, Any]] = field(default_factory=list)
     cache: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -44,6 +46,7 @@ class Report:
             "fallbacks": [dict(zip(("place", "reason"), k), calls=n) for k, n in sorted(self.fallbacks.items())],
             "patches": self.patches,
             "schedules": self.schedules,
+            "features": self.features,
             "cache": self.cache,
         }
 
@@ -68,6 +71,8 @@ class Report:
                 f"Locality schedule of {made['graph']}: {made['near_before']:.0%} -> {made['near_after']:.0%} of the edges near, "
                 f"{made['milliseconds']:.1f} ms in the background; {'in use' if made['used'] else 'not used: id order is as good'}"
             )
+        for made in self.features:
+            console.print(f"Features {made['shape']} {made['dtype']}: density {made['density']:.2%}, {made['state']}")
         console.print("Graph cache: " + ", ".join(f"{name} {value:,}" for name, value in self.cache.items()))
         for framework, patches in self.patches.items():
             console.print(f"{framework}: " + "; ".join(f"{name}: {state}" for name, state in patches.items()))
@@ -99,6 +104,17 @@ def scheduled(graph: str, near_before: float, near_after: float, milliseconds: f
             _counts.schedules.append(made)
     if settings().log != "off":
         _emit(f"locality schedule of {graph}: {near_before:.0%} -> {near_after:.0%} near, {milliseconds:.1f} ms, used: {used}")
+
+
+def measured(shape: list[int], dtype: str, density: float) -> dict[str, Any]:
+    """Remembers the density of constant features. Returns the entry, whose ``state`` its maker keeps."""
+    made = {"shape": shape, "dtype": dtype, "density": density, "state": "dense"}
+    with _lock:
+        if len(_counts.features) < _MOST:
+            _counts.features.append(made)
+    if settings().log != "off":
+        _emit(f"features {shape} {dtype}: density {density:.2%}")
+    return made
 
 
 def fell_back(place: str, reason: str) -> None:
@@ -146,7 +162,8 @@ def report() -> Report:
 
     with _lock:
         patches = {k: dict(v) for k, v in _counts.patches.items()}
-        snapshot = Report(Counter(_counts.kernels), Counter(_counts.fallbacks), patches, list(_counts.schedules))
+        features = [dict(made) for made in _counts.features]
+        snapshot = Report(Counter(_counts.kernels), Counter(_counts.fallbacks), patches, list(_counts.schedules), features)
     snapshot.cache = {
         "entries": len(cache),
         "bytes": cache.nbytes,
@@ -164,3 +181,4 @@ def clear_report() -> None:
         _counts.kernels.clear()
         _counts.fallbacks.clear()
         _counts.schedules.clear()
+        _counts.features.clear()

@@ -48,8 +48,8 @@ def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) 
         raise Fallback(f"the adjacency is a {_kind(edge_index)}")
     if type(edge_index) is not Tensor and not _is_edge_index(edge_index):
         raise Fallback(f"the adjacency is a {_kind(edge_index)}")
-    message = _check_module(module)
-    reduce = _reduction(module)
+    message = check_module(module)
+    reduce = reduction(module)
     x, num_src, num_dst, flow = _sizes(module, message, edge_index, size, kwargs)
     weight = kwargs.get(message.weight) if message.weight is not None else None
     if message.weight is not None and weight is None and not (message.optional and message.weight in kwargs):
@@ -62,13 +62,14 @@ def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) 
         if not graph.has(csc=needs_grad):
             raise Fallback("a CUDA graph is being captured and this graph has not been converted yet; run once before capturing")
     try:
-        out = aggregate(graph, features, weight, reduce, place=f"pyg {type(module).__name__}")
+        out = aggregate(graph, features, weight, reduce, place=f"pyg {type(module).__name__}", owner=module)
     except (IndexError, ValueError) as error:  # a bad index or size: PyG raises its own error
         raise Fallback(f"invalid input: {error}") from None
     return _update(module, restore(out), kwargs)
 
 
-def _check_module(module: Any) -> Message:
+def check_module(module: Any) -> Message:
+    """The message of a module on which nothing but known methods run."""
     own, cls = module.__dict__, type(module)
     if not _OVERRIDES.isdisjoint(own):
         raise Fallback("the instance overrides a method of message passing")
@@ -97,7 +98,8 @@ def _base() -> Any:
     return MessagePassing
 
 
-def _reduction(module: Any) -> str:
+def reduction(module: Any) -> str:
+    """What a module's aggregation computes."""
     if not _REDUCE:
         from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 
@@ -188,6 +190,8 @@ def _operands(
         x, weight = x.to(dtype), weight.to(dtype)
     if x.dtype not in FEATURE_DTYPES:
         raise Fallback(f"features are {x.dtype}")
+    if dim == 0 and x.dim() == 2:  # the same object: constant features are known by it
+        return x, weight, lambda out: out
     moved = x if dim == 0 else x.movedim(dim, 0)
     shape = moved.shape[1:]
 
