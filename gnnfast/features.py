@@ -8,7 +8,9 @@ wait for the device. Zeros that are not stored count as nothing: a weight that i
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +32,13 @@ _TO_CSR = {
     torch.strided: "gnnfast.spmm takes dense features; x.to_sparse_csr() compresses them",
     torch.sparse_coo: "x.coalesce().to_sparse_csr() converts it",
 }
+
+
+class CapturingError(Exception):
+    """Something is to be made while a CUDA graph is captured, and would have no values before the replay."""
+
+    def __init__(self) -> None:
+        super().__init__("a CUDA graph is being captured and these features are not compressed yet; run twice before capturing")
 
 
 class Features:
@@ -71,9 +80,9 @@ class Features:
 
     @classmethod
     def of_csr(cls, x: Tensor) -> Features:
-        """:meth:`from_csr`, kept as long as ``x`` lives and is not changed."""
+        """The same, kept as long as ``x`` lives and is not changed. Raises CapturingError if it cannot be made now."""
         versions = x.crow_indices()._version, x.col_indices()._version
-        features: Features = cache.get((x,), ("features", *versions), lambda: cls.from_csr(x))
+        features: Features = cache.get((x,), ("features", *versions), lambda: _unless_capturing(x, cls.from_csr))
         return features
 
     def values_of(self, x: Tensor) -> Tensor:
@@ -89,6 +98,13 @@ class Features:
     def graph(self) -> Graph:
         """The matrix as a graph from its columns to its rows: the product with dense weights is an aggregation over it."""
         return Graph.from_csr(self.rowptr, self.col, num_src=self.shape[1])
+
+    def graph_for(self, csc: bool) -> Graph:
+        """:attr:`graph` with the formats that a product, and with ``csc`` its gradient, need. Raises CapturingError if they cannot
+        be made now."""
+        if "graph" not in self.__dict__ or not self.graph.has(csc):
+            _unless_capturing(self.col, lambda _: self.graph.args(csc))
+        return self.graph
 
     @property
     def density(self) -> float:
@@ -123,11 +139,13 @@ def aggregate(graph: Graph, features: Features, weight: Tensor | None, reduce: s
 
 
 def multiply(features: Features, weight: Tensor, values: Tensor | None = None) -> Tensor:
-    """``[N, O]``: the features times dense ``weight [F, O]``, on unchecked operands."""
-    x, graph, row_bytes = features.values if values is None else values, features.graph, weight.shape[1] * weight.element_size()
+    """``[N, O]``: the features times dense ``weight [F, O]``, on unchecked operands. Raises CapturingError."""
+    x = features.values if values is None else values
     grad_enabled = torch.is_grad_enabled()
     needs_grad = grad_enabled and (weight.requires_grad or x.requires_grad)
     csc = grad_enabled and weight.requires_grad
+    graph = features.graph_for(csc)
+    row_bytes = weight.shape[1] * weight.element_size()
     if not (grad_enabled and x.requires_grad):
         in_slots = graph.slot_weights(x, csc)
         if in_slots is not None:
@@ -154,17 +172,18 @@ class Measured:
             if 2 * self.density * x.numel() * (8 + x.element_size()) > cache.budget():
                 self._entry["state"] = "dense: a compressed copy would not fit the cache (GNNFAST_CACHE_MB)"
                 return None
-            self.features = Features.from_dense(x)
+            self.features = _unless_capturing(x, Features.from_dense)
             self._entry["state"] = "compressed"
             cache.grew()
         return self.features
 
 
-_sightings: dict[tuple[int, int], tuple[weakref.ref[Tensor], int]] = {}
+_sightings: dict[tuple[int, int, str], tuple[weakref.ref[Tensor], int]] = {}
 
 
-def measure(x: Tensor, owner: object) -> Measured | None:
-    """What is known of dense features that ``owner``, a layer, gets for the second time or later; ``None`` for all others."""
+def measure(x: Tensor, owner: object, what: str) -> Measured | None:
+    """What is known of dense features that ``owner``, a layer, uses for the second time or later; ``None`` for all others. ``what``
+    tells its uses apart: several of one pass must not look like several passes."""
     if (
         type(x) is not Tensor
         or x.requires_grad
@@ -178,31 +197,24 @@ def measure(x: Tensor, owner: object) -> Measured | None:
         or settings().feature_density_threshold == 0
     ):
         return None
-    key, seen = (id(x), id(owner)), _sightings.get((id(x), id(owner)))
+    key = id(x), id(owner), what
+    seen = _sightings.get(key)
     if seen is None or seen[0]() is not x or seen[1] != x._version:
         if len(_sightings) >= _SIGHTINGS:
             _sightings.clear()
         _sightings[key] = weakref.ref(x), x._version
         return None
     try:
-        return cache.get((x,), "density", lambda: _measure(x))  # type: ignore[no-any-return]
-    except _CapturingError:
+        return cache.get((x,), "density", lambda: _unless_capturing(x, Measured))  # type: ignore[no-any-return]
+    except CapturingError:
         return None
 
 
-class _CapturingError(Exception):
-    """What a captured CUDA graph makes has no values before the replay."""
-
-
-def _measure(x: Tensor) -> Measured:
-    if _capturing(x):
-        raise _CapturingError
+def _unless_capturing(x: Tensor, make: Callable[[Tensor], Any]) -> Any:
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise CapturingError
     with torch.no_grad(), torch.inference_mode(False):
-        return Measured(x)
-
-
-def _capturing(x: Tensor) -> bool:
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+        return make(x)
 
 
 def choose(x: Tensor, found: Measured, what: str) -> SparseChoice:
@@ -221,37 +233,37 @@ def try_aggregate(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, o
     """:func:`aggregate` where ``x`` is constant and so sparse that it pays, else ``None``."""
     if reduce not in ("sum", "mean") or (weight is not None and weight.dim() != 1):
         return None
-    found = measure(x, owner)
-    if found is None:
+    chosen = _chosen(x, owner, "aggregate")
+    if chosen is None:
         return None
-    choice = choose(x, found, "aggregate")
-    if not choice.sparse or (_capturing(x) and found.features is None):
-        return None
-    features = found.compressed(x)
-    if features is None:
-        return None
-    ran(place, f"sparse features {reduce}", choice.reason)
-    return aggregate(graph, features, weight, reduce)
+    ran(place, f"sparse features {reduce}", chosen[1])
+    return aggregate(graph, chosen[0], weight, reduce)
 
 
 def try_multiply(x: Tensor, weight: Tensor, owner: object, place: str) -> Tensor | None:
     """``x @ weight.t()`` for ``weight [O, F]`` where ``x`` is constant and so sparse that it pays, else ``None``."""
-    found = measure(x, owner)
+    chosen = _chosen(x, owner, "product")
+    if chosen is None:
+        return None
+    try:
+        out = multiply(chosen[0], weight.t().contiguous())
+    except CapturingError:
+        return None
+    ran(place, "sparse product", chosen[1])
+    return out
+
+
+def _chosen(x: Tensor, owner: object, what: str) -> tuple[Features, str] | None:
+    """The compressed features, if they are to be used, and the reason."""
+    found = measure(x, owner, what)
     if found is None:
         return None
-    choice = choose(x, found, "product")
-    if not choice.sparse or (_capturing(x) and (found.features is None or not _ready(found.features, weight))):
+    choice = choose(x, found, what)
+    try:
+        features = found.compressed(x) if choice.sparse else None
+    except CapturingError:
         return None
-    features = found.compressed(x)
-    if features is None:
-        return None
-    ran(place, "sparse product", choice.reason)
-    return multiply(features, weight.t().contiguous())
-
-
-def _ready(features: Features, weight: Tensor) -> bool:
-    """Whether a product needs no format that is yet to be made."""
-    return "graph" in features.__dict__ and features.graph.has(csc=torch.is_grad_enabled() and weight.requires_grad)
+    return None if features is None else (features, choice.reason)
 
 
 # ---- features given as torch.sparse_csr ----------------------------------------------------------------------------------------
@@ -301,9 +313,22 @@ def spmm_sparse_features(graph: Graph, x: Tensor, weight: Tensor | None = None, 
     missing = _native.missing(x.device.type)
     if missing:
         raise RuntimeError(f"gnnfast has no kernels for {x.device}: {missing}")
+    return aggregate_csr(graph, x, weight, reduce, "gnnfast.spmm_sparse_features")
+
+
+def aggregate_csr(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, place: str) -> Tensor:
+    """:func:`spmm_sparse_features` on unchecked operands. Raises CapturingError."""
     features = Features.of_csr(x)
-    ran("gnnfast.spmm_sparse_features", f"sparse features {reduce}", f"density {features.density:.2%}")
+    ran(place, f"sparse features {reduce}", f"x is torch.sparse_csr, density {features.density:.2%}")
     return aggregate(graph, features, weight, reduce, features.values_of(x))
+
+
+def multiply_csr(x: Tensor, weight: Tensor, place: str) -> Tensor:
+    """``x @ weight.t()`` for ``weight [O, F]``, on unchecked operands. Raises CapturingError."""
+    features = Features.of_csr(x)
+    out = multiply(features, weight.t().contiguous(), features.values_of(x))
+    ran(place, "sparse product", f"x is torch.sparse_csr, density {features.density:.2%}")
+    return out
 
 
 def unsupported(x: Tensor) -> str:

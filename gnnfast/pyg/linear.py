@@ -25,9 +25,12 @@ def make_linear(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``Linear.forward(x)`` of PyG."""
 
     def linear(module: Any, x: Any) -> Any:
-        if type(x) is not Tensor or x.requires_grad or x.dim() != 2:
-            if not isinstance(x, Tensor) or x.layout is not torch.sparse_csr:
-                return NotImplemented  # at once: such are most calls
+        if type(x) is not Tensor or (x.requires_grad and x.layout is torch.strided):
+            return NotImplemented  # at once: such are most calls
+        reason = features.unsupported(x) if x.layout is not torch.strided else ""
+        if reason:
+            fell_back("pyg Linear", reason)
+            return NotImplemented
         weight, bias, place = module.weight, module.bias, "pyg Linear"
         if not _fits(x, weight, bias):
             return NotImplemented
@@ -92,6 +95,19 @@ def make_sg_conv(original: FunctionType) -> Callable[..., Any]:
     return sg_conv
 
 
+def make_gin_conv(original: FunctionType) -> Callable[..., Any]:
+    """A dispatcher for ``GINConv.forward(x, edge_index, size)``: torch cannot scale ``torch.sparse_csr`` by ``1 + eps``."""
+
+    def gin_conv(module: Any, x: Any, edge_index: Any, size: Any) -> Any:
+        x_src, x_dst = _pair(x)
+        if not _is_csr(x_dst) or features.unsupported(x_dst) or guards.context():
+            return NotImplemented
+        out = module.propagate(edge_index, x=(x_src, _placeholder(x_dst)), size=size)
+        return module.nn(out + (1 + module.eps) * x_dst.to_dense())
+
+    return gin_conv
+
+
 def _pair(x: Any) -> tuple[Any, Any]:
     if isinstance(x, Tensor):
         return x, x
@@ -113,26 +129,25 @@ def _is_csr(x: Any) -> bool:
 
 def _fits(x: Any, weight: Any, bias: Any) -> bool:
     """Whether a product of gnnfast can stand in for ``x @ weight.t() + bias``."""
-    if guards.operand("weight", weight) or (bias is not None and guards.operand("bias", bias)):
+    if guards.context() or guards.operand("weight", weight) or (bias is not None and guards.operand("bias", bias)):
         return False
     if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1] or x.dtype != weight.dtype or x.device != weight.device:
         return False
-    return not (guards.context() or torch.is_autocast_enabled(x.device.type))
+    return not torch.is_autocast_enabled(x.device.type)
 
 
 def _product(x: Tensor, weight: Tensor, owner: Any, place: str) -> Tensor | None:
     """``x @ weight.t()`` by a sparse kernel, or ``None`` where a dense one is as good."""
     if not _is_csr(x):
         return features.try_multiply(x, weight, owner, place)
-    reason = features.unsupported(x)
-    if not reason and guards.capturing(x.device):
-        reason = "a CUDA graph is being captured"
-    if reason:
-        fell_back(place, reason)
-        return None
-    found = features.Features.of_csr(x)
-    ran(place, "sparse product", f"x is torch.sparse_csr, density {found.density:.2%}")
-    return features.multiply(found, weight.t().contiguous(), found.values_of(x))
+    try:
+        return features.multiply_csr(x, weight, place)
+    except features.CapturingError as error:
+        reason = str(error)
+    except (IndexError, ValueError) as error:  # PyG raises its own
+        reason = f"invalid input: {error}"
+    fell_back(place, reason)
+    return None
 
 
 def _project(module: Any, lin: Any, x: Tensor) -> Tensor:
@@ -155,12 +170,10 @@ def _reorders(original: FunctionType, module: Any, lin: Any, x_src: Any, x_dst: 
     if not _known_module(original, module) or not _plain(lin) or not _fits(x_src, lin.weight, lin.bias):
         return False
     if csr:
-        if features.unsupported(x_src):
-            return False
-        return True  # PyG cannot aggregate them
+        return not features.unsupported(x_src)  # in PyG's order they would have to be gathered
     if x_src.dtype not in _REORDERED:
         return False
-    grad, found = torch.is_grad_enabled(), features.measure(x_src, module)
+    grad, found = torch.is_grad_enabled(), features.measure(x_src, module, "order")
     shares = [features.share(x_src, found, what) for what in ("aggregate", "product")] if found else [1.0, 1.0]
     if isinstance(x_dst, Tensor):
         num_dst = x_dst.shape[0]
@@ -184,7 +197,7 @@ def _known_module(original: FunctionType, module: Any) -> bool:
     """Whether nothing between ``forward`` and the aggregation is another than the known layer's, and nobody watches it."""
     cls, known = type(module), _class_of(original)
     same = all(getattr(cls, n) is getattr(known, n) for n in ("message", "aggregate", "update", "message_and_aggregate", "forward"))
-    if not same or "propagate" in vars(module) and module._explain:
+    if not same:
         return False
     try:
         message = check_module(module)
