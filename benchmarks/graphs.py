@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ LOG_NORMAL = {"reddit": (232_965, 114_615_892, 1.3), "products": (2_449_029, 123
 REAL = {
     "cora": "planetoid/ind.cora.graph",
     "amazon-computers": "npz/amazon_electronics_computers.npz",
+    "amazon-photo": "npz/amazon_electronics_photo.npz",
     "coauthor-physics": "npz/ms_academic_phy.npz",
     "tolokers": "npz/tolokers.npz",
 }
@@ -170,7 +172,14 @@ def _shuffled(col: Tensor, seed: int = 0) -> Tensor:
 
 # ---- real graphs -------------------------------------------------------------------------------------------------------------
 def real(name: str) -> tuple[Tensor, int]:
-    """``edge_index [2, E]`` and N of a real graph, through PyG's own loader from the raw files in GNNFAST_DATA."""
+    """``edge_index [2, E]`` and N of a real graph."""
+    data = real_data(name)
+    return data.edge_index, data.num_nodes
+
+
+def real_data(name: str) -> Any:
+    """A real graph with its node features ``x [N, F]`` and classes ``y [N]``, through PyG's own loader from the raw files in
+    GNNFAST_DATA."""
     import tempfile
 
     from torch_geometric.datasets import Amazon, Coauthor, HeterophilousGraphDataset, Planetoid
@@ -188,16 +197,17 @@ def real(name: str) -> tuple[Tensor, int]:
     if name == "cora":
         place("Cora/raw", *folder.glob("planetoid/ind.cora.*"))
         data = Planetoid(str(root), "Cora")[0]
-    elif name == "amazon-computers":
-        place("Computers/raw", folder / REAL[name])
-        data = Amazon(str(root), "Computers")[0]
+    elif name.startswith("amazon-"):
+        part = name.removeprefix("amazon-").capitalize()
+        place(f"{part}/raw", folder / REAL[name])
+        data = Amazon(str(root), part)[0]
     elif name == "coauthor-physics":
         place("Physics/raw", folder / REAL[name])
         data = Coauthor(str(root), "Physics")[0]
     else:
         place("tolokers/raw", folder / REAL[name])
         data = HeterophilousGraphDataset(str(root), "Tolokers")[0]
-    return data.edge_index, data.num_nodes
+    return data
 
 
 @dataclass
