@@ -182,7 +182,8 @@ def main(arguments: list[str] | None = None) -> int:
     record = tables.make_record("The selector's calibration", device, rows, summary)
     print(tables.table(summary), flush=True)
     if options.write:
-        table = {"device": record["environment"]["device"], "date": record["environment"]["date"], "costs": costs}
+        kept = json.loads(Path(options.write).read_text()) if Path(options.write).is_file() else {}
+        table = kept | {"device": record["environment"]["device"], "date": record["environment"]["date"], "costs": costs}
         Path(options.write).write_text(json.dumps(table, indent=1) + "\n")
     if options.out:
         tables.save(record, options.out)

@@ -24,6 +24,7 @@ OTHER_SIZES = {"proteins": (132_534, 79_122_504, 0.86)}
 REAL = {
     "cora": "planetoid/ind.cora.graph",
     "amazon-computers": "npz/amazon_electronics_computers.npz",
+    "amazon-photo": "npz/amazon_electronics_photo.npz",
     "coauthor-physics": "npz/ms_academic_phy.npz",
     "tolokers": "npz/tolokers.npz",
 }
@@ -180,7 +181,8 @@ def real(name: str) -> tuple[Tensor, int]:
 
 
 def real_data(name: str) -> Any:
-    """PyG's ``Data`` of a real graph, through PyG's own loader from the raw files in GNNFAST_DATA."""
+    """A real graph with its node features ``x [N, F]`` and classes ``y [N]``, through PyG's own loader from the raw files in
+    GNNFAST_DATA."""
     import tempfile
 
     from torch_geometric.datasets import Amazon, Coauthor, HeterophilousGraphDataset, Planetoid
@@ -198,9 +200,10 @@ def real_data(name: str) -> Any:
     if name == "cora":
         place("Cora/raw", *folder.glob("planetoid/ind.cora.*"))
         data = Planetoid(str(root), "Cora")[0]
-    elif name == "amazon-computers":
-        place("Computers/raw", folder / REAL[name])
-        data = Amazon(str(root), "Computers")[0]
+    elif name.startswith("amazon-"):
+        part = name.removeprefix("amazon-").capitalize()
+        place(f"{part}/raw", folder / REAL[name])
+        data = Amazon(str(root), part)[0]
     elif name == "coauthor-physics":
         place("Physics/raw", folder / REAL[name])
         data = Coauthor(str(root), "Physics")[0]

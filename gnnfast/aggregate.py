@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnnfast import _native, autotune, sampling
+from gnnfast import _native, autotune, features, sampling
 from gnnfast.config import STRATEGIES, settings
 from gnnfast.graph import Graph, Tuned
 from gnnfast.reporting import ran
@@ -30,10 +30,17 @@ def aggregate(
     ties: str = "even",
     empty: float = 0.0,
     training: bool = True,
+    owner: object = None,
 ) -> Tensor:
     """One aggregation on unchecked operands: ``x [num_src, F]``, ``weight [E]`` or ``[E, H]`` of the same dtype, or ``None``.
-    Returns ``[num_dst, F]``. For the checked, documented form see :func:`spmm`. ``training`` is off where a model is known to be
-    only evaluated, whether or not gradients are enabled."""
+    Returns ``[num_dst, F]``. For the checked, documented form see :func:`spmm`.
+
+    ``training`` is off where a model is known to be only evaluated, whether or not gradients are enabled. ``owner`` is the layer, by
+    which constant features are known again (see :mod:`gnnfast.features`)."""
+    if owner is not None:
+        compressed = features.try_aggregate(graph, x, weight, reduce, owner, place)
+        if compressed is not None:
+            return compressed
     weighted_grad = weight is not None and weight.requires_grad
     grad_enabled, compiling = torch.is_grad_enabled(), torch.compiler.is_compiling()
     needs_grad = grad_enabled and (x.requires_grad or weighted_grad)

@@ -17,6 +17,7 @@ STRATEGIES = ("bucket", "fastrand", "random")  # in the order of SampleStrategy 
 CALL_SETTINGS = (
     "kernel",
     "degree_threshold",
+    "feature_density_threshold",
     "schedule",
     "autotune",
     "sample",
@@ -54,6 +55,13 @@ def _positive(text: str) -> float:
     return number
 
 
+def _share(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 1:
+        raise ValueError(text)
+    return number
+
+
 def _natural(text: str) -> int:
     number = int(text)
     if number < 0:
@@ -76,10 +84,11 @@ def _setting(default: Any, variable: str, accepts: str, parse: Callable[[str], A
 class Settings:
     """What the user asked for. ``None`` means: decided from the device.
 
-    ``degree_threshold`` is the average degree from which a graph that is seen for the first time is converted to CSR. ``schedule``
-    is the order in which CUDA kernels work through the rows: ``off`` by id, ``degree`` longest first, ``locality`` by communities,
-    which are searched at the first use, ``auto`` by communities once a graph was used often enough and has them. ``autotune``
-    times the kernels on the first calls of each graph and shape and keeps the fastest.
+    ``degree_threshold`` is the average degree from which a graph that is seen for the first time is converted to CSR.
+    ``feature_density_threshold`` is the share of non-zero elements below which constant input features are compressed; 0: never.
+    ``schedule`` is the order in which CUDA kernels work through the rows: ``off`` by id, ``degree`` longest first, ``locality`` by
+    communities, which are searched at the first use, ``auto`` by communities once a graph was used often enough and has them.
+    ``autotune`` times the kernels on the first calls of each graph and shape and keeps the fastest.
 
     ``sample`` has sums and means approximated from at most ``sample_width`` edges of each node (:func:`gnnfast.spmm_sampled`):
     with ``bucket`` and ``fastrand`` in inference, with ``random`` also in training. ``sample_rescale`` has sums multiplied by what
@@ -91,6 +100,7 @@ class Settings:
     backends: tuple[str, ...] = _setting(BACKENDS, "GNNFAST_BACKENDS", "a comma list of pyg and dgl", _backends)
     kernel: str = _setting("auto", "GNNFAST_KERNEL", *_one_of(*KERNELS))
     degree_threshold: float | None = _setting(None, "GNNFAST_DEGREE_THRESHOLD", "a number above 0", _positive)
+    feature_density_threshold: float | None = _setting(None, "GNNFAST_FEATURE_DENSITY_THRESHOLD", "a number from 0 to 1", _share)
     schedule: str = _setting("auto", "GNNFAST_SCHEDULE", *_one_of(*SCHEDULES))
     autotune: bool = _setting(False, "GNNFAST_AUTOTUNE", "0 or 1", _flag)
     sample: str = _setting("off", "GNNFAST_SAMPLE", *_one_of("off", *STRATEGIES))
@@ -134,9 +144,9 @@ def settings() -> Settings:
 def override(**changes: Any) -> Iterator[Settings]:
     """Use other settings inside a ``with`` block, in this thread only.
 
-    Accepts the fields of :class:`Settings` that act on a call: ``kernel``, ``degree_threshold``, ``schedule``, ``autotune``,
-    ``sample``, ``sample_width``, ``sample_rescale``, ``strict``. To switch gnnfast on and off use :func:`gnnfast.enable` and
-    :func:`gnnfast.disable`.
+    Accepts the fields of :class:`Settings` that act on a call: ``kernel``, ``degree_threshold``, ``feature_density_threshold``,
+    ``schedule``, ``autotune``, ``sample``, ``sample_width``, ``sample_rescale``, ``strict``. To switch gnnfast on and off use
+    :func:`gnnfast.enable` and :func:`gnnfast.disable`.
 
     Raises:
         TypeError: a name is no such setting.

@@ -1,25 +1,44 @@
-"""Node features of which most are zero: compressed, aggregated over a graph, and multiplied by dense weights."""
+"""Node features of which most are zero: compressed, aggregated over a graph, and multiplied by dense weights.
+
+Dense features are compressed by themselves where that pays and they are constant: not a result that could be differentiated, and
+seen before at the same layer, unchanged. Hidden activations are new tensors in every pass and so are never measured, which would
+wait for the device. Zeros that are not stored count as nothing: a weight that is infinite or NaN does not turn them into NaN.
+"""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnnfast import _native
+from gnnfast.config import settings
 from gnnfast.graph import Graph, cache
-from gnnfast.reporting import ran
+from gnnfast.reporting import measured, ran
+from gnnfast.selector import SparseChoice, densities, sparse_pays
 
 if _native.cpu.loaded:
     from gnnfast.ops.spmm import SPMM, call
     from gnnfast.ops.spmm_sparse_features import SPARSE_FEATURES
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+MIN_WIDTH, MIN_ELEMENTS = 128, 1 << 18  # smaller features cost next to nothing dense
+_SIGHTINGS = 256  # remembered at a time
 _TO_CSR = {
     torch.strided: "gnnfast.spmm takes dense features; x.to_sparse_csr() compresses them",
     torch.sparse_coo: "x.coalesce().to_sparse_csr() converts it",
 }
+
+
+class CapturingError(Exception):
+    """Something is to be made while a CUDA graph is captured, and would have no values before the replay."""
+
+    def __init__(self) -> None:
+        super().__init__("a CUDA graph is being captured and these features are not compressed yet; run twice before capturing")
 
 
 class Features:
@@ -37,7 +56,7 @@ class Features:
         """The entries of ``x [N, F]`` that are not zero (NaN is not zero)."""
         with torch.no_grad(), torch.inference_mode(False):
             csr = x.detach().to_sparse_csr()
-            return cls(tuple(x.shape), csr.crow_indices().int(), csr.col_indices().int(), csr.values())
+            return cls((x.shape[0], x.shape[1]), csr.crow_indices().int(), csr.col_indices().int(), csr.values())
 
     @classmethod
     def from_csr(cls, x: Tensor) -> Features:
@@ -52,18 +71,18 @@ class Features:
             row = torch.repeat_interleave(rowptr.diff().long(), output_size=col.numel())  # 64 bits for the key
             key = row * max(x.shape[1], 1) + col
             if bool((key.diff() > 0).all()):
-                return cls(tuple(x.shape), rowptr.int(), col.int(), values)
+                return cls((x.shape[0], x.shape[1]), rowptr.int(), col.int(), values)
             key, slot = key.unique(return_inverse=True)
             row, col = key // max(x.shape[1], 1), key % max(x.shape[1], 1)
             rowptr = torch.searchsorted(row, torch.arange(x.shape[0] + 1, device=row.device))
             merged = values.new_zeros(key.numel()).index_add(0, slot, values)
-            return cls(tuple(x.shape), rowptr.int(), col.int(), merged, slot)
+            return cls((x.shape[0], x.shape[1]), rowptr.int(), col.int(), merged, slot)
 
     @classmethod
     def of_csr(cls, x: Tensor) -> Features:
-        """:meth:`from_csr`, kept as long as ``x`` lives and is not changed."""
+        """The same, kept as long as ``x`` lives and is not changed. Raises CapturingError if it cannot be made now."""
         versions = x.crow_indices()._version, x.col_indices()._version
-        features: Features = cache.get((x,), ("features", *versions), lambda: cls.from_csr(x))
+        features: Features = cache.get((x,), ("features", *versions), lambda: _unless_capturing(x, cls.from_csr))
         return features
 
     def values_of(self, x: Tensor) -> Tensor:
@@ -79,6 +98,13 @@ class Features:
     def graph(self) -> Graph:
         """The matrix as a graph from its columns to its rows: the product with dense weights is an aggregation over it."""
         return Graph.from_csr(self.rowptr, self.col, num_src=self.shape[1])
+
+    def graph_for(self, csc: bool) -> Graph:
+        """:attr:`graph` with the formats that a product, and with ``csc`` its gradient, need. Raises CapturingError if they cannot
+        be made now."""
+        if "graph" not in self.__dict__ or not self.graph.has(csc):
+            _unless_capturing(self.col, lambda _: self.graph.args(csc))
+        return self.graph
 
     @property
     def density(self) -> float:
@@ -113,11 +139,13 @@ def aggregate(graph: Graph, features: Features, weight: Tensor | None, reduce: s
 
 
 def multiply(features: Features, weight: Tensor, values: Tensor | None = None) -> Tensor:
-    """``[N, O]``: the features times dense ``weight [F, O]``, on unchecked operands."""
-    x, graph, row_bytes = features.values if values is None else values, features.graph, weight.shape[1] * weight.element_size()
+    """``[N, O]``: the features times dense ``weight [F, O]``, on unchecked operands. Raises CapturingError."""
+    x = features.values if values is None else values
     grad_enabled = torch.is_grad_enabled()
     needs_grad = grad_enabled and (weight.requires_grad or x.requires_grad)
     csc = grad_enabled and weight.requires_grad
+    graph = features.graph_for(csc)
+    row_bytes = weight.shape[1] * weight.element_size()
     if not (grad_enabled and x.requires_grad):
         in_slots = graph.slot_weights(x, csc)
         if in_slots is not None:
@@ -125,6 +153,120 @@ def multiply(features: Features, weight: Tensor, values: Tensor | None = None) -
     return call(SPMM, needs_grad, graph.args(needs_grad, row_bytes), x, None, weight, False)
 
 
+# ---- constant dense features ---------------------------------------------------------------------------------------------------
+class Measured:
+    """The density of a tensor that is a constant, and its compressed copy once somebody wants it."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.features: Features | None = None
+        self.density = int(x.detach().count_nonzero()) / x.numel()
+        self._entry = measured(list(x.shape), str(x.dtype).removeprefix("torch."), self.density)
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.features is None else self.features.nbytes
+
+    def compressed(self, x: Tensor) -> Features | None:
+        """The copy, with its transpose counted in, if the cache can hold it."""
+        if self.features is None:
+            if 2 * self.density * x.numel() * (8 + x.element_size()) > cache.budget():
+                self._entry["state"] = "dense: a compressed copy would not fit the cache (GNNFAST_CACHE_MB)"
+                return None
+            self.features = _unless_capturing(x, Features.from_dense)
+            self._entry["state"] = "compressed"
+            cache.grew()
+        return self.features
+
+
+_sightings: dict[tuple[int, int, str], tuple[weakref.ref[Tensor], int]] = {}
+
+
+def measure(x: Tensor, owner: object, what: str) -> Measured | None:
+    """What is known of dense features that ``owner``, a layer, uses for the second time or later; ``None`` for all others. ``what``
+    tells its uses apart: several of one pass must not look like several passes."""
+    if (
+        type(x) is not Tensor
+        or x.requires_grad
+        or x.dim() != 2
+        or x.shape[1] < MIN_WIDTH
+        or x.numel() < MIN_ELEMENTS
+        or x.layout is not torch.strided
+        or x.dtype not in DTYPES
+        or x.is_inference()
+        or torch.compiler.is_compiling()
+        or settings().feature_density_threshold == 0
+    ):
+        return None
+    key = id(x), id(owner), what
+    seen = _sightings.get(key)
+    if seen is None or seen[0]() is not x or seen[1] != x._version:
+        if len(_sightings) >= _SIGHTINGS:
+            _sightings.clear()
+        _sightings[key] = weakref.ref(x), x._version
+        return None
+    try:
+        return cache.get((x,), "density", lambda: _unless_capturing(x, Measured))  # type: ignore[no-any-return]
+    except CapturingError:
+        return None
+
+
+def _unless_capturing(x: Tensor, make: Callable[[Tensor], Any]) -> Any:
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise CapturingError
+    with torch.no_grad(), torch.inference_mode(False):
+        return make(x)
+
+
+def choose(x: Tensor, found: Measured, what: str) -> SparseChoice:
+    """The selector's choice for measured features: ``what`` is ``"aggregate"`` or ``"product"``."""
+    return sparse_pays(x.device.type, what, found.density, x.shape[1], x.element_size(), settings())
+
+
+def share(x: Tensor, found: Measured, what: str) -> float:
+    """The cost of the features in the way chosen, over that of dense ones, which is equal at the calibrated limit."""
+    if not choose(x, found, what).sparse:
+        return 1.0
+    return min(found.density / max(densities(x.device.type, what, x.element_size()).limit, 1e-9), 1.0)
+
+
+def try_aggregate(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, owner: object, place: str) -> Tensor | None:
+    """:func:`aggregate` where ``x`` is constant and so sparse that it pays, else ``None``."""
+    if reduce not in ("sum", "mean") or (weight is not None and weight.dim() != 1):
+        return None
+    chosen = _chosen(x, owner, "aggregate")
+    if chosen is None:
+        return None
+    ran(place, f"sparse features {reduce}", chosen[1])
+    return aggregate(graph, chosen[0], weight, reduce)
+
+
+def try_multiply(x: Tensor, weight: Tensor, owner: object, place: str) -> Tensor | None:
+    """``x @ weight.t()`` for ``weight [O, F]`` where ``x`` is constant and so sparse that it pays, else ``None``."""
+    chosen = _chosen(x, owner, "product")
+    if chosen is None:
+        return None
+    try:
+        out = multiply(chosen[0], weight.t().contiguous())
+    except CapturingError:
+        return None
+    ran(place, "sparse product", chosen[1])
+    return out
+
+
+def _chosen(x: Tensor, owner: object, what: str) -> tuple[Features, str] | None:
+    """The compressed features, if they are to be used, and the reason."""
+    found = measure(x, owner, what)
+    if found is None:
+        return None
+    choice = choose(x, found, what)
+    try:
+        features = found.compressed(x) if choice.sparse else None
+    except CapturingError:
+        return None
+    return None if features is None else (features, choice.reason)
+
+
+# ---- features given as torch.sparse_csr ----------------------------------------------------------------------------------------
 def spmm_sparse_features(graph: Graph, x: Tensor, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
     r"""Aggregates sparse features of each node's in-neighbours into a dense result:
     :math:`y_i = \mathrm{reduce}_{e: j \to i} \, w_e \, x_j`.
@@ -171,9 +313,22 @@ def spmm_sparse_features(graph: Graph, x: Tensor, weight: Tensor | None = None, 
     missing = _native.missing(x.device.type)
     if missing:
         raise RuntimeError(f"gnnfast has no kernels for {x.device}: {missing}")
+    return aggregate_csr(graph, x, weight, reduce, "gnnfast.spmm_sparse_features")
+
+
+def aggregate_csr(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, place: str) -> Tensor:
+    """:func:`spmm_sparse_features` on unchecked operands. Raises CapturingError."""
     features = Features.of_csr(x)
-    ran("gnnfast.spmm_sparse_features", f"sparse features {reduce}", f"density {features.density:.2%}")
+    ran(place, f"sparse features {reduce}", f"x is torch.sparse_csr, density {features.density:.2%}")
     return aggregate(graph, features, weight, reduce, features.values_of(x))
+
+
+def multiply_csr(x: Tensor, weight: Tensor, place: str) -> Tensor:
+    """``x @ weight.t()`` for ``weight [O, F]``, on unchecked operands. Raises CapturingError."""
+    features = Features.of_csr(x)
+    out = multiply(features, weight.t().contiguous(), features.values_of(x))
+    ran(place, "sparse product", f"x is torch.sparse_csr, density {features.density:.2%}")
+    return out
 
 
 def unsupported(x: Tensor) -> str:

@@ -75,7 +75,7 @@ class Patches:
         added = [n for n in (name, "torch") if n not in function.__globals__]
         if name in function.__globals__:
             # Two patched functions of one module: each needs its own name.
-            unique = f"{name}_{function.__name__}"
+            unique = f"{name}_{function.__qualname__.replace('.', '_')}"
             code = code.replace(co_names=tuple(unique if n == name else n for n in code.co_names))
             added, name = [unique], unique
         function.__globals__[name] = dispatch
@@ -95,7 +95,7 @@ class Patches:
         """The function with its original code, callable while the patch is in place."""
         code = self._swapped.get(function, function.__code__)
         copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-        copy.__kwdefaults__ = function.__kwdefaults__
+        copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
         return copy
 
     def restore(self) -> None:
@@ -105,8 +105,12 @@ class Patches:
 
 
 def find_function(source: str, name: str) -> ast.FunctionDef:
-    """The last definition of a function at the top level of ``source``."""
-    found = [n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == name]
+    """The last definition of a function at the top level of ``source``, or of a method ``Class.method``."""
+    body: list[ast.stmt] = ast.parse(source).body
+    *classes, function = name.split(".")
+    for cls in classes:
+        body = [statement for n in body if isinstance(n, ast.ClassDef) and n.name == cls for statement in n.body]
+    found = [n for n in body if isinstance(n, ast.FunctionDef) and n.name == function]
     if not found:
         raise Unknown(f"{name} is not defined there")
     return found[-1]
@@ -120,15 +124,15 @@ def fingerprint(source: str, name: str) -> str:
 
 
 def _inject(source: str, function: FunctionType, block: str) -> CodeType:
-    node = find_function(source, function.__name__)
+    node = find_function(source, function.__qualname__)
     lines = source.splitlines(keepends=True)
     first = node.body[0]
     if ast.get_docstring(node) is not None and len(node.body) > 1:
         first = node.body[1]
     begin = min([node.lineno, *(d.lineno for d in node.decorator_list)]) - 1
     head, rest = lines[begin : first.lineno - 1], lines[first.lineno - 1 : node.end_lineno]
-    text = "".join(head) + textwrap.indent(block, " " * first.col_offset) + "".join(rest)
-    file = f"<gnnfast {function.__module__}.{function.__name__}>"
+    text = textwrap.dedent("".join(head) + textwrap.indent(block, " " * first.col_offset) + "".join(rest))
+    file = f"<gnnfast {function.__module__}.{function.__qualname__}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     scope: dict[str, Any] = {}
     # Annotations are evaluated in the function's own module; defaults and closures stay those of the function object.

@@ -29,6 +29,7 @@ class Report:
         schedules: locality schedules made: the graph, the share of edges whose source is near in id order and by clusters, the
             device time it took in milliseconds, and whether it is used.
         sampled: edges of the graphs of all sampled calls, and ``draws``, how many of them were taken.
+        features: constant input features that were measured: shape, dtype, density, and what became of them.
         cache: entries, bytes (of these, of schedules), hits, misses and evictions of the graph cache.
     """
 
@@ -36,6 +37,7 @@ class Report:
     fallbacks: Counter[tuple[str, str]] = field(default_factory=Counter)
     patches: dict[str, dict[str, str]] = field(default_factory=dict)
     schedules: list[dict[str, Any]] = field(default_factory=list)
+    features: list[dict[str, Any]] = field(default_factory=list)
     sampled: Counter[str] = field(default_factory=Counter)
     cache: dict[str, int] = field(default_factory=dict)
 
@@ -47,6 +49,7 @@ class Report:
             "patches": self.patches,
             "schedules": self.schedules,
             "sampled": dict(self.sampled),
+            "features": self.features,
             "cache": self.cache,
         }
 
@@ -74,6 +77,8 @@ class Report:
         if self.sampled:
             rate = self.sampled["draws"] / max(self.sampled["edges"], 1)
             console.print(f"Sampling: {rate:.1%} of the edges of all sampled calls were taken; their results are approximate")
+        for made in self.features:
+            console.print(f"Features {made['shape']} {made['dtype']}: density {made['density']:.2%}, {made['state']}")
         console.print("Graph cache: " + ", ".join(f"{name} {value:,}" for name, value in self.cache.items()))
         for framework, patches in self.patches.items():
             console.print(f"{framework}: " + "; ".join(f"{name}: {state}" for name, state in patches.items()))
@@ -111,6 +116,17 @@ def scheduled(graph: str, near_before: float, near_after: float, milliseconds: f
             _counts.schedules.append(made)
     if settings().log != "off":
         _emit(f"locality schedule of {graph}: {near_before:.0%} -> {near_after:.0%} near, {milliseconds:.1f} ms, used: {used}")
+
+
+def measured(shape: list[int], dtype: str, density: float) -> dict[str, Any]:
+    """Remembers the density of constant features. Returns the entry, whose ``state`` its maker keeps."""
+    made = {"shape": shape, "dtype": dtype, "density": density, "state": "dense"}
+    with _lock:
+        if len(_counts.features) < _MOST:
+            _counts.features.append(made)
+    if settings().log != "off":
+        _emit(f"features {shape} {dtype}: density {density:.2%}")
+    return made
 
 
 def fell_back(place: str, reason: str) -> None:
@@ -158,7 +174,8 @@ def report() -> Report:
 
     with _lock:
         patches = {k: dict(v) for k, v in _counts.patches.items()}
-        snapshot = Report(Counter(_counts.kernels), Counter(_counts.fallbacks), patches, list(_counts.schedules))
+        features = [dict(made) for made in _counts.features]
+        snapshot = Report(Counter(_counts.kernels), Counter(_counts.fallbacks), patches, list(_counts.schedules), features)
         snapshot.sampled.update(_counts.sampled)
     snapshot.cache = {
         "entries": len(cache),
@@ -178,3 +195,4 @@ def clear_report() -> None:
         _counts.fallbacks.clear()
         _counts.schedules.clear()
         _counts.sampled.clear()
+        _counts.features.clear()

@@ -101,6 +101,7 @@ def select(graph: Statistics, request: Request, settings: Settings) -> Choice:
     return Choice("gar", "first seen, and converting pays at once by the calibration")
 
 
+# ---- sampling ------------------------------------------------------------------------------------------------------------------
 class Sampling(NamedTuple):
     """How an aggregation is sampled: at most ``width`` edges a row, chosen by ``strategy``; ``rescale`` as the setting
     ``sample_rescale``."""
@@ -114,8 +115,7 @@ FEWEST_DRAWS = 16
 
 
 def default_width(average_degree: float) -> int:
-    """An eighth of the average degree, as a power of two, at least 16: rates from an eighth (equal degrees) to about a half (power
-    laws), at which the paper (ES-SpMM, Lin et al., 2021) still finds under 1% of accuracy lost."""
+    """An eighth of the average degree, as a power of two, at least 16."""
     return max(FEWEST_DRAWS, 1 << max(0, round(math.log2(max(average_degree, 1) / 8))))
 
 
@@ -134,3 +134,70 @@ def select_sampling(average_degree: float, reduce: str, needs_grad: bool, traini
     if settings.kernel != "sampled" and 2 * average_degree <= width:
         return f"the average degree {average_degree:.3g} is at most half of the {width} edges a row to sample"
     return Sampling(strategy, width, settings.sample_rescale)
+
+
+# ---- sparse features ---------------------------------------------------------------------------------------------------------
+MULTIPLIES = 16.0  # multiply-adds of a dense product in the time in which an aggregation gathers one element
+MUCH = 0.9  # another order than the framework's must save this much
+
+
+class Density(NamedTuple):
+    """Below which density sparse features pay, from measurements: ``limit`` where rows are wide; ``fixed`` is what a compressed row
+    costs besides, in dense elements."""
+
+    limit: float
+    fixed: float
+
+    def threshold(self, width: int) -> float:
+        return max(self.limit - self.fixed / max(width, 1), 0.0)
+
+
+class SparseChoice(NamedTuple):
+    """Whether features are used compressed, and the reason shown by ``gnnfast.report()``."""
+
+    sparse: bool
+    reason: str
+
+
+@lru_cache
+def densities(device: str, what: str, itemsize: int) -> Density:
+    """The calibration that ships: ``what`` is ``"aggregate"`` or ``"product"``, itemsize that of the features."""
+    table: dict[str, Any] = json.loads(Path(__file__).with_name("calibration.json").read_text())
+    return Density(*table["density"][device][what]["2" if itemsize == 2 else "4"])
+
+
+def sparse_pays(device: str, what: str, density: float, width: int, itemsize: int, settings: Settings) -> SparseChoice:
+    """Whether compressed features of ``width`` columns beat dense ones in an aggregation or a product."""
+    threshold = settings.feature_density_threshold
+    if threshold is None:
+        threshold = densities(device, what, itemsize).threshold(width)
+    sparse = density < threshold
+    return SparseChoice(sparse, f"density {density:.2%}, {'below' if sparse else 'not below'} {threshold:.2g}")
+
+
+class Layer(NamedTuple):
+    """A layer that is linear up to its bias: ``hops`` aggregations of features ``[num_src, width_in]``, and a product to
+    ``width_out``. ``x_grad`` and ``weight_grad`` say which gradients will be asked for. ``aggregate_share`` and ``product_share``
+    are the costs of the features as they are (compressed, where that pays) over those of dense ones."""
+
+    num_src: int
+    num_dst: int
+    num_edges: int
+    width_in: int
+    width_out: int
+    hops: int
+    x_grad: bool
+    weight_grad: bool
+    aggregate_share: float = 1.0
+    product_share: float = 1.0
+
+
+def linear_first(layer: Layer) -> bool:
+    """Whether ``aggregate(lin(x))`` is so much cheaper than ``lin(aggregate(x))``, in elements gathered, that the order changes. A
+    gradient of the features asks for the transposed aggregation, one of the weights for a second product."""
+    gathers = layer.hops * (layer.num_edges + layer.num_dst)
+    products = (1 + layer.x_grad + layer.weight_grad) * layer.width_in * layer.width_out / MULTIPLIES
+    aggregated_first = gathers * layer.width_in * (layer.aggregate_share + layer.x_grad) + layer.num_dst * products
+    multiplied_first = gathers * layer.width_out * (1.0 + (layer.x_grad or layer.weight_grad))
+    multiplied_first += layer.num_src * products * layer.product_share
+    return multiplied_first < MUCH * aggregated_first

@@ -20,6 +20,11 @@ MODULES = {
     "pyg": (
         "torch_geometric.nn.conv.message_passing",
         "torch_geometric.nn.conv.gcn_conv",
+        "torch_geometric.nn.conv.gin_conv",
+        "torch_geometric.nn.conv.graph_conv",
+        "torch_geometric.nn.conv.sage_conv",
+        "torch_geometric.nn.conv.sg_conv",
+        "torch_geometric.nn.dense.linear",
         "torch_geometric.utils._spmm",
     ),
     "dgl": ("dgl",),

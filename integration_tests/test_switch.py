@@ -205,7 +205,7 @@ def test_impossible_environment_values(variable, value, accepts, run_python):
 
 def test_override_rejects_what_it_does_not_know():
     with (
-        pytest.raises(TypeError, match="accepts kernel, degree_threshold, schedule, autotune, strict"),
+        pytest.raises(TypeError, match="accepts kernel, degree_threshold, feature_density_threshold, schedule, autotune, strict"),
         gnnfast.override(kernle="gas"),
     ):
         pass

@@ -109,7 +109,7 @@ def _heads(lhs: Tensor, rhs: Tensor) -> int | None:
 def _gspmm(gidx: Any, op: str, reduce_op: str, lhs: Tensor, rhs: Any) -> Tensor:
     graph = structure(gidx)
     shape = lhs.shape[1:]
-    x = lhs.reshape(lhs.shape[0], shape.numel())
+    x = lhs if lhs.dim() == 2 else lhs.reshape(lhs.shape[0], shape.numel())  # the same object: constant features are known by it
     weight = None
     if op == "mul":
         heads = _heads(lhs, rhs)
@@ -117,7 +117,7 @@ def _gspmm(gidx: Any, op: str, reduce_op: str, lhs: Tensor, rhs: Any) -> Tensor:
         weight = rhs.reshape(graph.num_edges) if heads == 1 else rhs.reshape(graph.num_edges, heads)
     # Rows without edges hold the reduction's neutral element, which update_all() turns into 0, but a graph without edges holds 0.
     empty = {"max": -math.inf, "min": math.inf}.get(reduce_op, 0.0) if graph.num_edges else 0.0
-    out = aggregate(graph, x, weight, reduce_op, place=f"dgl {op}.{reduce_op}", ties="first", empty=empty)
+    out = aggregate(graph, x, weight, reduce_op, place=f"dgl {op}.{reduce_op}", ties="first", empty=empty, owner=graph)
     return out.view(graph.num_dst, *shape)
 
 

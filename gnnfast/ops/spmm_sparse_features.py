@@ -1,7 +1,7 @@
 """SpMM with sparse features. Contract: ``plugin_src/spmm_sparse_features/sparse_features_args.h``.
 
-With features X ``[N, width]`` in CSR (``xrowptr, xcol, xval``; no row holds a column twice), the three ops are the derivatives of one
-form T that is linear in the weights, in the values of X and in G ``[M, width]``; so each one's gradients are the other two.
+With features X ``[N, width]`` in CSR (``xrowptr, xcol, xval``; no row holds a column twice), the three ops are the derivatives of
+one form T that is linear in the weights, in the values of X and in G ``[M, width]``; so each one's gradients are the other two.
 """
 
 from __future__ import annotations

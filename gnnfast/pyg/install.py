@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import operator
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from gnnfast import reporting
 from gnnfast.patching import Patches, Unknown, fingerprint
+from gnnfast.pyg.linear import make_gin_conv, make_graph_conv, make_linear, make_sage_conv, make_sg_conv
 from gnnfast.pyg.norm import make_gcn_norm
 from gnnfast.pyg.propagate import propagate
 from gnnfast.pyg.sparse import make_spmm
@@ -23,7 +25,7 @@ MESSAGE_PASSING = "torch_geometric.nn.conv.message_passing"
 
 @dataclasses.dataclass(frozen=True)
 class Patch:
-    """One patched function of PyG.
+    """One patched function ``name``, or method ``Class.name``, of PyG.
 
     ``known`` are fingerprints of its source in the releases it was studied in (2.6.0 to 2.8.1); with another one it is left
     alone. ``make`` gets the original function and returns the dispatcher.
@@ -37,6 +39,11 @@ class Patch:
 
 PATCHES = (
     Patch("torch_geometric.nn.conv.gcn_conv", "gcn_norm", ("13eadb05c985",), make_gcn_norm),
+    Patch("torch_geometric.nn.conv.gin_conv", "GINConv.forward", ("23e50bb1714e",), make_gin_conv),
+    Patch("torch_geometric.nn.conv.graph_conv", "GraphConv.forward", ("a5a154f3a5b6",), make_graph_conv),
+    Patch("torch_geometric.nn.conv.sage_conv", "SAGEConv.forward", ("5fe530548373",), make_sage_conv),
+    Patch("torch_geometric.nn.conv.sg_conv", "SGConv.forward", ("ed836c9f444e", "c722900d1008"), make_sg_conv),
+    Patch("torch_geometric.nn.dense.linear", "Linear.forward", ("c9e4758257f3",), make_linear),
     Patch("torch_geometric.utils._spmm", "spmm", ("21242ae8226b", "6084961fda11"), make_spmm),
 )
 # propagate is generated per class from a template; these are the parts of it that propagate.py stands in for.
@@ -63,7 +70,7 @@ def _guard(name: str, action: Callable[[], None]) -> None:
 
 
 def _install_function(module: ModuleType, patch: Patch, patches: Patches) -> None:
-    function = inspect.unwrap(getattr(module, patch.name))
+    function = inspect.unwrap(operator.attrgetter(patch.name)(module))
     source = Path(inspect.getfile(module)).read_text()
     found = fingerprint(source, patch.name)
     if found not in patch.known:

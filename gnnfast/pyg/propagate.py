@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnfast import _native
 from gnnfast.aggregate import FEATURE_DTYPES, aggregate
+from gnnfast.features import CapturingError, aggregate_csr, unsupported
 from gnnfast.graph import INDEX_DTYPES, Graph, cache
 from gnnfast.pyg import guards
 from gnnfast.pyg.messages import Message, recognise
@@ -48,8 +50,8 @@ def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) 
         raise Fallback(f"the adjacency is a {_kind(edge_index)}")
     if type(edge_index) is not Tensor and not _is_edge_index(edge_index):
         raise Fallback(f"the adjacency is a {_kind(edge_index)}")
-    message = _check_module(module)
-    reduce = _reduction(module)
+    message = check_module(module)
+    reduce = reduction(module)
     x, num_src, num_dst, flow = _sizes(module, message, edge_index, size, kwargs)
     weight = kwargs.get(message.weight) if message.weight is not None else None
     if message.weight is not None and weight is None and not (message.optional and message.weight in kwargs):
@@ -62,14 +64,18 @@ def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) 
         if not graph.has(csc=needs_grad):
             raise Fallback("a CUDA graph is being captured and this graph has not been converted yet; run once before capturing")
     try:
-        place, training = f"pyg {type(module).__name__}", module.training
-        out = aggregate(graph, features, weight, reduce, place=place, training=training)
+        place = f"pyg {type(module).__name__}"
+        if features.layout is torch.sparse_csr:
+            out = _sparse_features(graph, features, weight, reduce, place)
+        else:
+            out = aggregate(graph, features, weight, reduce, place=place, training=module.training, owner=module)
     except (IndexError, ValueError) as error:  # a bad index or size: PyG raises its own error
         raise Fallback(f"invalid input: {error}") from None
     return _update(module, restore(out), kwargs)
 
 
-def _check_module(module: Any) -> Message:
+def check_module(module: Any) -> Message:
+    """The message of a module on which nothing but known methods run."""
     own, cls = module.__dict__, type(module)
     if not _OVERRIDES.isdisjoint(own):
         raise Fallback("the instance overrides a method of message passing")
@@ -98,7 +104,8 @@ def _base() -> Any:
     return MessagePassing
 
 
-def _reduction(module: Any) -> str:
+def reduction(module: Any) -> str:
+    """What a module's aggregation computes."""
     if not _REDUCE:
         from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 
@@ -143,7 +150,7 @@ def _sizes(module: Any, message: Message, edge_index: Tensor, size: Any, kwargs:
         if t is None:
             continue
         reason = guards.operand(message.feature, t)
-        if reason:
+        if reason and not _is_sparse_features(t):
             raise Fallback(reason)
         if not -t.dim() <= dim < t.dim() or (sizes[at] is not None and sizes[at] != t.shape[dim]):
             raise Fallback("sizes do not fit together")
@@ -186,9 +193,14 @@ def _operands(
         if weight.device != x.device:
             raise Fallback("features and weights are on different devices")
         dtype = torch.promote_types(x.dtype, weight.dtype)
-        x, weight = x.to(dtype), weight.to(dtype)
+        if x.layout is torch.strided:
+            x, weight = x.to(dtype), weight.to(dtype)
     if x.dtype not in FEATURE_DTYPES:
         raise Fallback(f"features are {x.dtype}")
+    if dim == 0 and x.dim() == 2:  # the same object: constant features are known by it
+        return x, weight, lambda out: out
+    if x.layout is not torch.strided:
+        raise Fallback(f"features of layout {x.layout} along dimension {dim}")
     moved = x if dim == 0 else x.movedim(dim, 0)
     shape = moved.shape[1:]
 
@@ -238,6 +250,21 @@ def update_arguments(update: Any) -> tuple[str, ...] | None:
         simple = not any(n.endswith(("_i", "_j")) or n in special for n in names)
         _simple_updates[update] = names if simple and not code.co_kwonlyargcount and not code.co_flags & 0x0C else None
     return _simple_updates[update]
+
+
+def _is_sparse_features(x: Any) -> bool:
+    return type(x) is Tensor and x.dim() == 2 and not unsupported(x) and not _native.missing(x.device.type)
+
+
+def _sparse_features(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, place: str) -> Tensor:
+    if reduce not in ("sum", "mean"):
+        raise Fallback(f"the {reduce} of features of layout {x.layout}")
+    if weight is not None and (weight.dim() != 1 or weight.dtype != x.dtype):
+        raise Fallback(f"weights {weight.dtype} of shape {list(weight.shape)} against features {x.dtype} of layout {x.layout}")
+    try:
+        return aggregate_csr(graph, x, weight, reduce, place)
+    except CapturingError as error:
+        raise Fallback(str(error)) from None
 
 
 def _is_edge_index(edge_index: Any) -> bool:

@@ -250,7 +250,7 @@ def test_bad_input(device):
     ):
         with pytest.raises(TypeError, match=message):
             op(graph, bad)
-    with pytest.raises(TypeError, match="graph must be a gnnfast.Graph, got str"):
+    with pytest.raises(TypeError, match=r"graph must be a gnnfast\.Graph, got str"):
         op("graph", x)
     with pytest.raises(ValueError, match=r"x must have shape \[17, F\], got \[30, 8\]"):
         op(graph, _features(30, 8).to(device))
@@ -258,7 +258,7 @@ def test_bad_input(device):
         op(graph, x, weight, "max")
     with pytest.raises(ValueError, match=r"weight must have shape \[150\].*got \[150, 2\]; gnnfast.spmm takes weights per head"):
         op(graph, x, weight.unsqueeze(1).expand(-1, 2))
-    with pytest.raises(ValueError, match="weight must be torch.float64 on"):
+    with pytest.raises(ValueError, match=r"weight must be torch\.float64 on"):
         op(graph, x, weight.float())
     rowptr = torch.tensor([0, 2] + [2] * 16, device=device)
     with pytest.raises(IndexError, match=r"column index 9 is out of range \[0, 5\)"):

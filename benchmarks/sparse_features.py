@@ -1,0 +1,307 @@
+"""Sparse node features: aggregations and products by density, and layers and training steps on raw bag-of-words features.
+
+    gnnfast bench sparse_features --device cuda --out benchmarks/results/NAME [--write gnnfast/calibration.json]
+
+Aggregations compare the dense kernel with the one for sparse features; products (forward and the gradient of the weights) compare
+torch's dense product with gnnfast's sparse one. Both say what the selector chooses, by the calibration that --write writes if it is
+given, else by the one that ships. Layers and training steps compare PyG eager with gnnfast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, linear
+from torch_geometric.nn import GCNConv, GINConv, GraphConv, SAGEConv, SGConv
+
+import gnnfast
+from gnnfast import Graph, features, selector
+from gnnfast.config import settings
+from gnnfast.graph import cache
+
+from . import graphs, tables, timing
+
+PARTS = ("aggregation", "product", "layers", "training")
+REAL = ("coauthor-physics", "amazon-computers", "amazon-photo")
+DENSITIES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.045, 0.065, 0.09, 0.12, 0.16, 0.22, 0.3, 0.45, 0.7, 1.0)
+WIDTHS = (256, 1024)
+DTYPES = {"4": torch.float32, "2": torch.bfloat16}
+WHAT = {"aggregation": "aggregate", "product": "product"}  # part -> the selector's name of it
+OUT = 64
+CLOSE = 1.1  # a choice this many times slower than the better one still counts as right
+LAYERS: dict[str, Callable[[int], torch.nn.Module]] = {
+    "SAGEConv": lambda width: SAGEConv(width, OUT),
+    "GCNConv": lambda width: GCNConv(width, OUT),
+    "GINConv": lambda width: GINConv(torch.nn.Linear(width, OUT)),
+    "GraphConv": lambda width: GraphConv(width, OUT),
+    "SGConv": lambda width: SGConv(width, OUT),
+}
+
+
+# ---- by density --------------------------------------------------------------------------------------------------------------
+def compare(part: str, graph: Graph, x: Tensor) -> tables.Row:
+    """The dense and the sparse way, and that their results agree."""
+    found = features.Features.from_dense(x)
+    weight = torch.randn(OUT, x.shape[1], device=x.device).to(x.dtype).requires_grad_()
+
+    def product(multiply: Callable[[], Tensor]) -> Tensor:
+        out = multiply()
+        return torch.autograd.grad(out, weight, out.detach())[0]
+
+    dense: Callable[[], Tensor]
+    sparse: Callable[[], Tensor]
+    if part == "aggregation":
+        dense, sparse = lambda: gnnfast.spmm(graph, x), lambda: features.aggregate(graph, found, None, "sum")
+    else:
+        dense = lambda: product(lambda: linear(x, weight))  # noqa: E731
+        sparse = lambda: product(lambda: features.multiply(found, weight.t().contiguous()))  # noqa: E731
+    expected = dense()
+    error = float((sparse() - expected).norm() / expected.norm().clamp(min=1e-30))
+    assert error < (1e-4 if x.dtype is torch.float32 else 0.02), f"results differ by {error}"
+    del expected
+    row: tables.Row = {"density": found.density, "dense ms": timing.median_ms(dense, x.device)}
+    row["sparse ms"] = timing.median_ms(sparse, x.device)
+    return row | {"dense / sparse": row["dense ms"] / row["sparse ms"]}
+
+
+def sweep(part: str, device: torch.device) -> list[tables.Row]:
+    """Random features of growing density on the graph of Coauthor-Physics, then real features."""
+    edge_index, nodes = graphs.real("coauthor-physics")
+    graph, rows = Graph.from_edge_index(edge_index.to(device), nodes), []
+    for itemsize, dtype in DTYPES.items():
+        for width in WIDTHS:
+            for density in DENSITIES:
+                x = torch.rand(nodes, width, device=device).add_(0.5).mul_(torch.rand(nodes, width, device=device) < density)
+                row = {"group": part, "features": "random", "F": width, "itemsize": int(itemsize)}
+                rows.append(row | compare(part, graph, x.to(dtype)))
+                print(tables.table(rows[-1:]).splitlines()[-1], flush=True)
+    for name in REAL:
+        data = graphs.real_data(name)
+        graph, x = Graph.from_edge_index(data.edge_index.to(device), data.num_nodes), data.x.to(device)
+        rows.append({"group": part, "features": name, "F": x.shape[1], "itemsize": 4} | compare(part, graph, x))
+    return rows
+
+
+def crossover(rows: list[tables.Row]) -> float:
+    """The density at which the dense and the sparse way take equally long, between two measured ones; the first of several."""
+    rows = sorted(rows, key=lambda row: row["density"])
+    for low, high in itertools.pairwise(rows):
+        a, b = np.log(low["dense / sparse"]), np.log(high["dense / sparse"])
+        if a > 0 >= b:
+            return float(np.exp(np.interp(0, [b, a], np.log([high["density"], low["density"]]))))
+    return 1.0 if rows[-1]["dense / sparse"] > 1 else 0.0
+
+
+def fit(rows: list[tables.Row]) -> dict[str, list[float]]:
+    """``limit`` and ``fixed`` of :class:`gnnfast.selector.Density` for each itemsize: crossovers over 1 / F are a line."""
+    found = {}
+    for itemsize in DTYPES:
+        at = [crossover([r for r in rows if _is(r, itemsize, width)]) for width in WIDTHS]
+        slope, limit = np.polyfit([1 / width for width in WIDTHS], at, 1)
+        if slope > 0:  # noise: rows cost nothing besides their entries
+            slope, limit = 0.0, float(np.mean(at))
+        found[itemsize] = [float(f"{limit:.3g}"), float(f"{0.0 - slope:.3g}")]
+    return found
+
+
+def judge(part: str, rows: list[tables.Row], device: torch.device, fitted: dict[str, list[float]] | None) -> None:
+    """Adds to each row what the selector chooses, and how much slower than the better one that is."""
+    for row in rows:
+        itemsize = str(row["itemsize"])
+        known = fitted[itemsize] if fitted else selector.densities(device.type, WHAT[part], row["itemsize"])
+        current = settings().feature_density_threshold
+        threshold = current if current is not None else selector.Density(*known).threshold(row["F"])
+        row["chosen"] = "sparse" if row["density"] < threshold else "dense"
+        row["chosen / best"] = row[f"{row['chosen']} ms"] / min(row["dense ms"], row["sparse ms"])
+
+
+def _is(row: tables.Row, itemsize: str, width: int) -> bool:
+    return (row["features"], row["itemsize"], row["F"]) == ("random", int(itemsize), width)
+
+
+# ---- whole layers and training -----------------------------------------------------------------------------------------------
+class TwoLayers(torch.nn.Module):
+    """Raw features to hidden ones to classes."""
+
+    def __init__(self, conv: Any, width: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.second = conv(width, OUT), conv(OUT, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+def beside_pyg(
+    step_of: Callable[[torch.nn.Module], Callable[[], Any]], module: torch.nn.Module, device: torch.device
+) -> tables.Row:
+    """A step by PyG eager and with gnnfast on copies of one module; few of PyG's, which may take seconds."""
+    row: tables.Row = {}
+    gradients = {}
+    for label in ("PyG", "gnnfast"):
+        ours = copy.deepcopy(module)
+        with _switched(on=label == "gnnfast"):
+            step = step_of(ours)
+            for _ in range(3 if label == "gnnfast" else 1):  # constant features are known from the second step on
+                step()
+            gradients[label] = [p.grad.clone() for p in ours.parameters() if p.grad is not None]
+            few = label == "PyG" and device.type == "cpu"
+            row[f"{label} ms"] = timing.median_ms(step, device, 3 if few else None, warmup=0 if few else 3)
+    if not getattr(step_of, "changes_weights", False):
+        for a, b in zip(gradients["gnnfast"], gradients["PyG"], strict=True):
+            error = float((a - b).norm() / b.norm())
+            assert error < 1e-3, f"gradients differ by {error}"
+    return row | {"PyG / gnnfast": row["PyG ms"] / row["gnnfast ms"]}
+
+
+@contextlib.contextmanager
+def _switched(on: bool) -> Any:
+    (gnnfast.enable if on else gnnfast.disable)()
+    cache.clear()
+    try:
+        yield
+    finally:
+        gnnfast.enable()
+
+
+def layers(device: torch.device) -> list[tables.Row]:
+    """Forward and backward of single layers on raw features."""
+    data = graphs.real_data("coauthor-physics")
+    x, edge_index, rows = data.x.to(device), data.edge_index.to(device), []
+    for name, make in LAYERS.items():
+        torch.manual_seed(0)
+
+        def step_of(layer: torch.nn.Module) -> Callable[[], Any]:
+            def step() -> None:
+                layer.zero_grad(set_to_none=True)
+                layer(x, edge_index).sum().backward()
+
+            return step
+
+        row = {"group": "layers", "layer": name, "graph": "coauthor-physics", "in": x.shape[1], "out": OUT}
+        rows.append(row | beside_pyg(step_of, make(x.shape[1]).to(device), device))
+        print(tables.table(rows[-1:]).splitlines()[-1], flush=True)
+    return rows
+
+
+def training(device: torch.device) -> list[tables.Row]:
+    """Steps of two-layer models: forward, loss, backward, Adam."""
+    rows = []
+    for graph in REAL:
+        data = graphs.real_data(graph)
+        x, y, edge_index = data.x.to(device), data.y.to(device), data.edge_index.to(device)
+        for name, conv in (("GCN", GCNConv), ("GraphSAGE", SAGEConv)):
+            torch.manual_seed(0)
+
+            def step_of(model: torch.nn.Module, x: Tensor = x, y: Tensor = y, edge_index: Tensor = edge_index) -> Callable[[], Any]:
+                optimizer = torch.optim.Adam(model.parameters())
+
+                def step() -> None:
+                    optimizer.zero_grad(set_to_none=True)
+                    cross_entropy(model(x, edge_index), y).backward()
+                    optimizer.step()
+
+                return step
+
+            step_of.changes_weights = True  # type: ignore[attr-defined]
+            model = TwoLayers(conv, x.shape[1], int(y.max()) + 1).to(device)
+            row = {"group": "training", "model": name, "graph": graph, "in": x.shape[1], "hidden": OUT}
+            rows.append(row | beside_pyg(step_of, model, device))
+            print(tables.table(rows[-1:]).splitlines()[-1], flush=True)
+    return rows
+
+
+# ---- results -----------------------------------------------------------------------------------------------------------------
+def summarise(part: str, rows: list[tables.Row]) -> list[tables.Row]:
+    found = []
+    for itemsize in DTYPES:
+        for width in WIDTHS:
+            cells = [row for row in rows if _is(row, itemsize, width)]
+            ratios = [row["chosen / best"] for row in cells]
+            found.append(
+                {"part": part, "F": width, "itemsize": itemsize, "crossover": crossover(cells)}
+                | {"within 10% of the better": sum(r <= CLOSE for r in ratios) / len(ratios), "worst": max(ratios)}
+            )
+    return found
+
+
+def chart(rows: list[tables.Row], path: str) -> str:
+    """Draws dense over sparse time by density, a panel for aggregations and one for products."""
+    from .plot import plt
+
+    parts = [part for part in WHAT if any(row["group"] == part for row in rows)]
+    figure, axes = plt.subplots(1, len(parts), figsize=(4.2 * len(parts), 3.4), sharey=True, squeeze=False, layout="constrained")
+    for axis, part in zip(axes[0], parts):
+        mine = [row for row in rows if row["group"] == part]
+        for itemsize, style in (("4", "o-"), ("2", "s--")):
+            for width in WIDTHS:
+                cells = [row for row in mine if _is(row, itemsize, width)]
+                at, ratios = [row["density"] for row in cells], [row["dense / sparse"] for row in cells]
+                axis.plot(at, ratios, style, ms=3, label=f"F = {width}, {DTYPES[itemsize]}".replace("torch.", ""))
+        for row in mine:
+            if row["features"] != "random":
+                axis.plot(row["density"], row["dense / sparse"], "k*", ms=7)
+                axis.annotate(row["features"], (row["density"], row["dense / sparse"]), fontsize=7)
+        axis.axhline(1, color="black", linewidth=0.8)
+        axis.set(xscale="log", yscale="log", xlabel="density of the features", title=part)
+    axes[0, 0].set_ylabel("time dense / time sparse")
+    axes[0, 0].legend(frameon=False, fontsize=7)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+    return f"chart: {path}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="gnnfast bench sparse_features", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS)
+    parser.add_argument("--out", metavar="PATH", help="write PATH.json, PATH.md and PATH.svg")
+    parser.add_argument("--write", metavar="FILE", help="write this device's thresholds, as gnnfast/calibration.json has them")
+    options = parser.parse_args(arguments)
+    device = torch.device(options.device)
+    for name in REAL:
+        reason = graphs.missing(name, "real")
+        if reason:
+            parser.error(reason)
+    rows: list[tables.Row] = []
+    summary: list[tables.Row] = []
+    fitted: dict[str, dict[str, list[float]]] = {}
+    for part in options.parts:
+        if part in WHAT:
+            measured = sweep(part, device)
+            fitted[WHAT[part]] = fit(measured)
+            judge(part, measured, device, fitted[WHAT[part]] if options.write else None)
+            summary += summarise(part, measured)
+        else:
+            measured = (layers if part == "layers" else training)(device)
+        rows += measured
+    record = tables.make_record("Sparse node features", device, rows, summary)
+    print(tables.markdown(record), flush=True)
+    if options.write:
+        file = Path(options.write)
+        table = json.loads(file.read_text()) if file.is_file() else {}
+        table.setdefault("density", {}).setdefault(device.type, {}).update(fitted)
+        file.write_text(json.dumps(table, indent=1) + "\n")
+    if options.out:
+        tables.save(record, options.out)
+        if fitted:
+            try:
+                print(chart(rows, f"{options.out}.svg"))
+            except ImportError as error:
+                print(f"no chart: {error.name} is not installed; pip install 'gnnfast[bench]'")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
