@@ -181,10 +181,9 @@ class Measured:
 _sightings: dict[tuple[int, int, str], tuple[weakref.ref[Tensor], int]] = {}
 
 
-def measure(x: Tensor, owner: object, what: str) -> Measured | None:
-    """What is known of dense features that ``owner``, a layer, uses for the second time or later; ``None`` for all others. ``what``
-    tells its uses apart: several of one pass must not look like several passes."""
-    if (
+def eligible(x: Tensor) -> bool:
+    """Whether dense features may be a constant input that is worth measuring."""
+    return not (
         type(x) is not Tensor
         or x.requires_grad
         or x.dim() != 2
@@ -195,7 +194,13 @@ def measure(x: Tensor, owner: object, what: str) -> Measured | None:
         or x.is_inference()
         or torch.compiler.is_compiling()
         or settings().feature_density_threshold == 0
-    ):
+    )
+
+
+def measure(x: Tensor, owner: object, what: str) -> Measured | None:
+    """What is known of dense features that ``owner``, a layer, uses for the second time or later; ``None`` for all others. ``what``
+    tells its uses apart: several of one pass must not look like several passes."""
+    if not eligible(x):
         return None
     key = id(x), id(owner), what
     seen = _sightings.get(key)

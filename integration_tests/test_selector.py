@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gnnfast.config import Settings
-from gnnfast.selector import Request, Statistics, select
+from gnnfast.selector import Density, Layer, Request, Statistics, densities, linear_first, select, sparse_pays
 
 SEEN_ONCE = Statistics("cuda", num_src=10_000, num_dst=10_000, num_edges=40_000, uses=0, converted=False, has_coo=True)
 SUM = Request("sum", needs_grad=True, deterministic=False, width=64, itemsize=4)
@@ -36,3 +36,41 @@ def _with(record, **changes):
 def test_table(graph, request_, settings, kernel, reason):
     choice = select(graph, request_, settings)
     assert choice.kernel == kernel and reason in choice.reason
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+@pytest.mark.parametrize("what", ["aggregate", "product"])
+def test_density(what, itemsize, device):
+    threshold = densities(device, what, itemsize).threshold(1000)
+    assert 0 < threshold < 1
+    for density, sparse in ((0.0, True), (0.99 * threshold, True), (threshold, False), (1.0, False)):
+        choice = sparse_pays(device, what, density, 1000, itemsize, Settings())
+        assert choice.sparse == sparse and f"density {density:.2%}, {'below' if sparse else 'not below'}" in choice.reason
+    assert not sparse_pays(device, what, 0.0, 1000, itemsize, Settings(feature_density_threshold=0.0)).sparse
+    assert sparse_pays(device, what, 0.9, 1000, itemsize, Settings(feature_density_threshold=1.0)).sparse
+
+
+def test_narrow_rows_must_be_sparser():
+    density = Density(limit=0.1, fixed=10)
+    assert density.threshold(100) == 0.0 and 0.04 < density.threshold(200) < 0.06 < density.threshold(10_000) < 0.1
+
+
+WIDE_IN = Layer(10_000, 10_000, 150_000, width_in=512, width_out=16, hops=1, x_grad=True, weight_grad=True)
+
+
+@pytest.mark.parametrize(
+    "layer,expected",
+    [
+        (WIDE_IN, True),
+        (WIDE_IN._replace(hops=3), True),
+        (WIDE_IN._replace(width_in=16, width_out=512), False),
+        (WIDE_IN._replace(width_out=512), False),  # as cheap: the framework's order stays
+        (WIDE_IN._replace(width_out=300, x_grad=False), False),  # would make a transposed aggregation that nobody needs
+        (WIDE_IN._replace(width_out=300, x_grad=False, weight_grad=False), True),  # in inference there is none
+        (WIDE_IN._replace(num_dst=500, num_edges=5_000), False),  # products of ten times as many rows
+        (WIDE_IN._replace(num_dst=500, num_edges=5_000, x_grad=False, product_share=0.01), True),  # which are sparse
+    ],
+)
+def test_order(layer, expected):
+    assert linear_first(layer) == expected

@@ -25,10 +25,12 @@ def make_linear(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``Linear.forward(x)`` of PyG."""
 
     def linear(module: Any, x: Any) -> Any:
-        if type(x) is not Tensor or (x.requires_grad and x.layout is torch.strided):
-            return NotImplemented  # at once: such are most calls
-        reason = features.unsupported(x) if x.layout is not torch.strided else ""
-        if reason:
+        if type(x) is not Tensor:
+            return NotImplemented
+        if x.layout is torch.strided:
+            if not features.eligible(x):
+                return NotImplemented  # at once: such are most calls
+        elif reason := features.unsupported(x):
             fell_back("pyg Linear", reason)
             return NotImplemented
         weight, bias, place = module.weight, module.bias, "pyg Linear"
@@ -161,13 +163,15 @@ def _project(module: Any, lin: Any, x: Tensor) -> Tensor:
 def _reorders(original: FunctionType, module: Any, lin: Any, x_src: Any, x_dst: Any, edge_index: Any, size: Any, hops: int) -> bool:
     """Whether ``aggregate(lin(x))`` gives the same as the layer and is cheaper. What is not certain runs as PyG wrote it."""
     csr = _is_csr(x_src)
-    if not csr and guards.operand("x", x_src):
+    if (not csr and guards.operand("x", x_src)) or not _plain(lin) or not _fits(x_src, lin.weight, lin.bias):
         return False
+    if not csr and lin.weight.shape[0] >= lin.weight.shape[1] and not features.eligible(x_src):
+        return False  # at once: it gathers no less
     if type(edge_index) is not Tensor or edge_index.layout is not torch.strided or edge_index.dim() != 2:
         return False
     if hops < 1 or module.node_dim not in (-2, 0) or (hops == 1 and module.flow != "source_to_target"):
         return False
-    if not _known_module(original, module) or not _plain(lin) or not _fits(x_src, lin.weight, lin.bias):
+    if not _known_module(original, module):
         return False
     if csr:
         return not features.unsupported(x_src)  # in PyG's order they would have to be gathered

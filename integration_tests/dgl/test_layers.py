@@ -228,3 +228,21 @@ def test_double_backward():
 
     x = torch.randn(30, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(f, (x,))
+
+
+def test_constant_sparse_features():
+    nodes = 700
+    g = dgl.graph((torch.randint(0, nodes, (3000,)), torch.randint(0, nodes, (3000,))), num_nodes=nodes)
+    x, w = torch.rand(nodes, 512) * (torch.rand(nodes, 512) < 0.01), torch.rand(3000, 1, requires_grad=True)
+
+    def run():
+        out = dgl.ops.u_mul_e_sum(g, x, w)
+        return out, *torch.autograd.grad(out, w, torch.ones_like(out)), dgl.ops.copy_u_mean(g, x)
+
+    gnnfast.disable()
+    expected = run()
+    gnnfast.enable()
+    for _ in range(3):
+        for found, e in zip(run(), expected):
+            assert found.shape == e.shape and relative_error(found, e) < 1e-5
+    assert {"sparse features sum", "sparse features mean"} <= {kernel for _, kernel, _ in gnnfast.report().kernels}

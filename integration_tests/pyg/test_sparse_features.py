@@ -366,6 +366,59 @@ def test_bad_edge_index_raises_what_pyg_raises(edge_index, x):
         assert type(ours.value) is type(theirs.value) and str(ours.value) == str(theirs.value)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+@pytest.mark.parametrize("name", ["SAGEConv", "GCNConv", "GINConv"])
+@pytest.mark.parametrize("csr", [False, True])
+def test_cuda_graph_capture(name, csr):
+    device = torch.device("cuda")
+    edge_index, x = torch.randint(0, NODES, (2, EDGES), device=device), _sparse(NODES, device)
+    layer = LAYERS[name][0]().to(device)
+    given = x.to_sparse_csr() if csr else x
+    expected = _pyg(layer, x, edge_index)[0]
+
+    def step():
+        for p in layer.parameters():
+            p.grad = None
+        out = layer(given, edge_index)
+        out.square().sum().backward()
+        return out
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(4):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    gnnfast.clear_report()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        out = step()
+    assert _sparse_kernels()
+    out.detach().zero_()
+    captured.replay()
+    assert relative_error(out, expected) < 1e-5
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+def test_a_capture_measures_nothing():
+    device = torch.device("cuda")
+    edge_index, x = torch.randint(0, NODES, (2, EDGES), device=device), _sparse(NODES, device)
+    layer = nn.GCNConv(WIDTH, OUT).to(device)
+    with torch.no_grad():
+        layer(x, edge_index)
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            layer(x, edge_index)
+    assert not gnnfast.report().features and not _sparse_kernels()
+
+
+def test_sampling_asked_for_is_not_replaced(device, edge_index, x):
+    layer = nn.GINConv(torch.nn.Linear(WIDTH, OUT)).to(device).eval()
+    with torch.no_grad(), gnnfast.override(sample="bucket", sample_width=2):
+        outputs = [layer(x, edge_index) for _ in range(4)]
+    assert all(torch.equal(outputs[0], out) for out in outputs) and not _sparse_kernels()
+
+
 # ---- features given as torch.sparse_csr ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", CSR)
 def test_layers_on_sparse_csr(name, device, edge_index, x):
