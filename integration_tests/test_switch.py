@@ -191,7 +191,7 @@ def test_strict(run_python):
     [
         ("GNNFAST", "yes", "0 or 1"),
         ("GNNFAST_BACKENDS", "tensorflow", "a comma list of pyg and dgl"),
-        ("GNNFAST_KERNEL", "fast", "auto, gas or gar"),
+        ("GNNFAST_KERNEL", "fast", "auto, gas, gar or sampled"),
         ("GNNFAST_DEGREE_THRESHOLD", "-1", "a number above 0"),
         ("GNNFAST_CACHE_MB", "many", "an integer of at least 0"),
         ("GNNFAST_STRICT", "2", "0 or 1"),
@@ -205,11 +205,11 @@ def test_impossible_environment_values(variable, value, accepts, run_python):
 
 def test_override_rejects_what_it_does_not_know():
     with (
-        pytest.raises(TypeError, match="accepts kernel, degree_threshold, feature_density_threshold, schedule, autotune, strict"),
+        pytest.raises(TypeError, match="accepts kernel, degree_threshold, feature_density_threshold, schedule, autotune, sample, "),
         gnnfast.override(kernle="gas"),
     ):
         pass
-    with pytest.raises(ValueError, match="kernel accepts auto, gas or gar"), gnnfast.override(kernel="fast"):
+    with pytest.raises(ValueError, match="kernel accepts auto, gas, gar or sampled"), gnnfast.override(kernel="fast"):
         pass
 
 
