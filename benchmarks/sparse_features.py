@@ -34,7 +34,7 @@ from . import graphs, tables, timing
 PARTS = ("aggregation", "product", "layers", "training")
 REAL = ("coauthor-physics", "amazon-computers", "amazon-photo")
 DENSITIES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.045, 0.065, 0.09, 0.12, 0.16, 0.22, 0.3, 0.45, 0.7, 1.0)
-WIDTHS = (256, 1024)
+WIDTHS = {"cpu": (256, 1024), "cuda": (256, 1024, 4096)}
 DTYPES = {"4": torch.float32, "2": torch.bfloat16}
 WHAT = {"aggregation": "aggregate", "product": "product"}  # part -> the selector's name of it
 OUT = 64
@@ -79,7 +79,7 @@ def sweep(part: str, device: torch.device) -> list[tables.Row]:
     edge_index, nodes = graphs.real("coauthor-physics")
     graph, rows = Graph.from_edge_index(edge_index.to(device), nodes), []
     for itemsize, dtype in DTYPES.items():
-        for width in WIDTHS:
+        for width in WIDTHS[device.type]:
             for density in DENSITIES:
                 x = torch.rand(nodes, width, device=device).add_(0.5).mul_(torch.rand(nodes, width, device=device) < density)
                 row = {"group": part, "features": "random", "F": width, "itemsize": int(itemsize)}
@@ -102,25 +102,22 @@ def crossover(rows: list[tables.Row]) -> float:
     return 1.0 if rows[-1]["dense / sparse"] > 1 else 0.0
 
 
-def fit(rows: list[tables.Row]) -> dict[str, list[float]]:
-    """``limit`` and ``fixed`` of :class:`gnnfast.selector.Density` for each itemsize: crossovers over 1 / F are a line."""
-    found = {}
-    for itemsize in DTYPES:
-        at = [crossover([r for r in rows if _is(r, itemsize, width)]) for width in WIDTHS]
-        slope, limit = np.polyfit([1 / width for width in WIDTHS], at, 1)
-        if slope > 0:  # noise: rows cost nothing besides their entries
-            slope, limit = 0.0, float(np.mean(at))
-        found[itemsize] = [float(f"{limit:.3g}"), float(f"{0.0 - slope:.3g}")]
-    return found
+def fit(rows: list[tables.Row]) -> dict[str, list[tuple[int, float]]]:
+    """:class:`gnnfast.selector.Density` for each itemsize."""
+    widths = sorted({row["F"] for row in rows if row["features"] == "random"})
+    return {
+        itemsize: [(w, float(f"{max(crossover([r for r in rows if _is(r, itemsize, w)]), 1e-6):.3g}")) for w in widths]
+        for itemsize in DTYPES
+    }
 
 
-def judge(part: str, rows: list[tables.Row], device: torch.device, fitted: dict[str, list[float]] | None) -> None:
+def judge(part: str, rows: list[tables.Row], device: torch.device, fitted: dict[str, list[tuple[int, float]]] | None) -> None:
     """Adds to each row what the selector chooses, and how much slower than the better one that is."""
     for row in rows:
         itemsize = str(row["itemsize"])
-        known = fitted[itemsize] if fitted else selector.densities(device.type, WHAT[part], row["itemsize"])
+        known = selector.Density(fitted[itemsize]) if fitted else selector.densities(device.type, WHAT[part], row["itemsize"])
         current = settings().feature_density_threshold
-        threshold = current if current is not None else selector.Density(*known).threshold(row["F"])
+        threshold = current if current is not None else known.threshold(row["F"])
         row["chosen"] = "sparse" if row["density"] < threshold else "dense"
         row["chosen / best"] = row[f"{row['chosen']} ms"] / min(row["dense ms"], row["sparse ms"])
 
@@ -224,7 +221,7 @@ def training(device: torch.device) -> list[tables.Row]:
 def summarise(part: str, rows: list[tables.Row]) -> list[tables.Row]:
     found = []
     for itemsize in DTYPES:
-        for width in WIDTHS:
+        for width in sorted({row["F"] for row in rows if row["features"] == "random"}):
             cells = [row for row in rows if _is(row, itemsize, width)]
             ratios = [row["chosen / best"] for row in cells]
             found.append(
@@ -243,7 +240,7 @@ def chart(rows: list[tables.Row], path: str) -> str:
     for axis, part in zip(axes[0], parts):
         mine = [row for row in rows if row["group"] == part]
         for itemsize, style in (("4", "o-"), ("2", "s--")):
-            for width in WIDTHS:
+            for width in sorted({row["F"] for row in mine if row["features"] == "random"}):
                 cells = [row for row in mine if _is(row, itemsize, width)]
                 at, ratios = [row["density"] for row in cells], [row["dense / sparse"] for row in cells]
                 axis.plot(at, ratios, style, ms=3, label=f"F = {width}, {DTYPES[itemsize]}".replace("torch.", ""))
@@ -276,7 +273,7 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(reason)
     rows: list[tables.Row] = []
     summary: list[tables.Row] = []
-    fitted: dict[str, dict[str, list[float]]] = {}
+    fitted: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for part in options.parts:
         if part in WHAT:
             measured = sweep(part, device)

@@ -35,8 +35,8 @@ def aggregate(
     """One aggregation on unchecked operands: ``x [num_src, F]``, ``weight [E]`` or ``[E, H]`` of the same dtype, or ``None``.
     Returns ``[num_dst, F]``. For the checked, documented form see :func:`spmm`.
 
-    ``training`` is off where a model is known to be only evaluated, whether or not gradients are enabled. ``owner`` is the layer, by
-    which constant features are known again (see :mod:`gnnfast.features`)."""
+    ``training`` is off where a model is known to be only evaluated, whether or not gradients are enabled. ``owner`` is the layer,
+    by which constant features are known again (see :mod:`gnnfast.features`)."""
     sampling_asked = settings().sample != "off" or settings().kernel == "sampled"
     if owner is not None and not sampling_asked:
         compressed = features.try_aggregate(graph, x, weight, reduce, owner, place)

@@ -231,7 +231,7 @@ def share(x: Tensor, found: Measured, what: str) -> float:
     """The cost of the features in the way chosen, over that of dense ones, which is equal at the calibrated limit."""
     if not choose(x, found, what).sparse:
         return 1.0
-    return min(found.density / max(densities(x.device.type, what, x.element_size()).limit, 1e-9), 1.0)
+    return min(found.density / max(densities(x.device.type, what, x.element_size()).threshold(x.shape[1]), 1e-9), 1.0)
 
 
 def try_aggregate(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, owner: object, place: str) -> Tensor | None:

@@ -3,6 +3,7 @@ measured to cost."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -142,14 +143,20 @@ MUCH = 0.9  # another order than the framework's must save this much
 
 
 class Density(NamedTuple):
-    """Below which density sparse features pay, from measurements: ``limit`` where rows are wide; ``fixed`` is what a compressed row
-    costs besides, in dense elements."""
+    """Below which density sparse features pay, as measured: ``(width, density)`` where both ways take equally long, by width."""
 
-    limit: float
-    fixed: float
+    crossovers: Sequence[tuple[int, float]]
 
     def threshold(self, width: int) -> float:
-        return max(self.limit - self.fixed / max(width, 1), 0.0)
+        """Between two measured widths, a power of the width; beyond them, that of the nearest."""
+        points = self.crossovers
+        if width <= points[0][0]:
+            return points[0][1]
+        for (low, at_low), (high, at_high) in itertools.pairwise(points):
+            if width <= high:
+                share = math.log(width / low) / math.log(high / low)
+                return float(at_low ** (1 - share) * at_high**share)
+        return points[-1][1]
 
 
 class SparseChoice(NamedTuple):
@@ -163,7 +170,7 @@ class SparseChoice(NamedTuple):
 def densities(device: str, what: str, itemsize: int) -> Density:
     """The calibration that ships: ``what`` is ``"aggregate"`` or ``"product"``, itemsize that of the features."""
     table: dict[str, Any] = json.loads(Path(__file__).with_name("calibration.json").read_text())
-    return Density(*table["density"][device][what]["2" if itemsize == 2 else "4"])
+    return Density(table["density"][device][what]["2" if itemsize == 2 else "4"])
 
 
 def sparse_pays(device: str, what: str, density: float, width: int, itemsize: int, settings: Settings) -> SparseChoice:

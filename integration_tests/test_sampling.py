@@ -170,7 +170,7 @@ def test_pyg_inference(name, strategy, edge_index, device):
         with torch.no_grad():
             sampled = layer(x, edge_index)
         evaluated = layer(x, edge_index)  # eval(), gradients enabled
-    assert 0.001 < relative_error(sampled, exact) < 1.5
+    assert 0.001 < relative_error(sampled, exact) < 5
     assert evaluated.requires_grad
     assert any(k.startswith("sampled") for k in kernels())
     with torch.no_grad(), gnnfast.override(sample="bucket", sample_width=1000):
@@ -217,7 +217,7 @@ def test_dgl_inference(name, strategy, edge_index):
     with torch.no_grad():
         exact = layer(g, x)
         with gnnfast.override(sample=strategy, sample_width=20):
-            assert 0.001 < relative_error(layer(g, x), exact) < 1.5
+            assert 0.001 < relative_error(layer(g, x), exact) < 5
     assert any(k.startswith("sampled") for k in kernels())
 
 

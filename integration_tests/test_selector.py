@@ -52,8 +52,9 @@ def test_density(what, itemsize, device):
 
 
 def test_narrow_rows_must_be_sparser():
-    density = Density(limit=0.1, fixed=10)
-    assert density.threshold(100) == 0.0 and 0.04 < density.threshold(200) < 0.06 < density.threshold(10_000) < 0.1
+    density = Density([(256, 0.01), (1024, 0.04), (4096, 0.1)])
+    assert density.threshold(100) == density.threshold(256) == 0.01 and density.threshold(10_000) == 0.1
+    assert abs(density.threshold(512) - 0.02) < 1e-9 and density.threshold(1024) == 0.04 < density.threshold(2000) < 0.1
 
 
 WIDE_IN = Layer(10_000, 10_000, 150_000, width_in=512, width_out=16, hops=1, x_grad=True, weight_grad=True)

@@ -162,7 +162,7 @@ def test_gradient_of_the_input_in_the_other_order(device, edge_index):
 def test_wider_outputs_keep_the_order(device, edge_index):
     layer = nn.SAGEConv(64, 128).to(device)
     layer(torch.randn(NODES, 64, device=device, requires_grad=True), edge_index)
-    assert _kernels() == {"gar mean"}
+    assert "linear first" not in _kernels() and len(_kernels()) == 1
 
 
 def test_changes_in_place_are_noticed(device, edge_index, x):
