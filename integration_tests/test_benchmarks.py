@@ -391,3 +391,39 @@ def test_gnnfast_is_on_again_after_a_peer_failed() -> None:
         assert not gnnfast.is_enabled()
         raise RuntimeError
     assert gnnfast.is_enabled()
+
+
+# ---- sparse features ---------------------------------------------------------------------------------------------------------
+def _density_rows(module, threshold_of):
+    """Rows as if the sparse kernel took as long as the dense one at ``threshold_of(width)``, and in proportion to density."""
+    rows = []
+    for itemsize in (2, 4):
+        for width in module.WIDTHS:
+            for density in module.DENSITIES:
+                row = {"features": "random", "itemsize": itemsize, "F": width, "density": density, "dense ms": 1.0}
+                row["sparse ms"] = density / threshold_of(width)
+                rows.append(row | {"dense / sparse": row["dense ms"] / row["sparse ms"]})
+    return rows
+
+
+def test_density_thresholds_are_fitted_to_the_crossovers() -> None:
+    pytest.importorskip("torch_geometric", reason="PyG is not installed")
+    module = importlib.import_module(f"{PACKAGE}.sparse_features")
+    rows = _density_rows(module, lambda width: 0.1 - 8 / width)
+    cells = [row for row in rows if module._is(row, "4", module.WIDTHS[0])]
+    assert module.crossover(cells) == pytest.approx(0.1 - 8 / module.WIDTHS[0], rel=1e-6)
+    fitted = module.fit(rows)
+    for limit, fixed in fitted.values():
+        assert limit == pytest.approx(0.1, rel=0.02) and fixed == pytest.approx(8, rel=0.02)
+    module.judge("aggregation", rows, CPU, fitted)
+    assert max(row["chosen / best"] for row in rows) < 1.02
+    (summary, *_) = module.summarise("aggregation", rows)
+    assert summary["within 10% of the better"] == 1.0
+    always = [row | {"dense / sparse": 2.0} for row in cells]
+    assert module.crossover(always) == 1.0 and module.crossover([r | {"dense / sparse": 0.5} for r in cells]) == 0.0
+
+
+def test_real_features_come_with_the_graph(data_folder: Path) -> None:
+    pytest.importorskip("torch_geometric", reason="PyG is not installed")
+    data = graphs.real_data("amazon-photo")
+    assert data.x.shape == (7650, 745) and torch.equal(data.edge_index, graphs.real("amazon-photo")[0])

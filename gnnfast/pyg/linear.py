@@ -169,6 +169,8 @@ def _reorders(original: FunctionType, module: Any, lin: Any, x_src: Any, x_dst: 
         return False  # at once: it gathers no less
     if type(edge_index) is not Tensor or edge_index.layout is not torch.strided or edge_index.dim() != 2:
         return False
+    if size is not None and len(size) != 2:
+        return False
     if hops < 1 or module.node_dim not in (-2, 0) or (hops == 1 and module.flow != "source_to_target"):
         return False
     if not _known_module(original, module):
