@@ -3,7 +3,7 @@
     gnnfast bench sampled --script eval.py           your own trained model: eval.py defines evaluate(), returning an accuracy
     gnnfast bench sampled --device cuda --out PATH   the cases below
 
-In Python, ``gnnfast.benchmarks.sampled.check(evaluate)`` does what ``--script`` does. evaluate() is called once for each strategy and
+In Python, ``gnnfast.benchmarks.sampled.check(evaluate)`` does what ``--script`` does. evaluate() is called for each strategy and
 width under ``gnnfast.override(sample=..., sample_width=...)``; it must run the model in inference (torch.no_grad()).
 
 Cases without a script:

@@ -12,13 +12,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import itertools
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
@@ -93,13 +92,14 @@ def sweep(part: str, device: torch.device) -> list[tables.Row]:
 
 
 def crossover(rows: list[tables.Row]) -> float:
-    """The density at which the dense and the sparse way take equally long, between two measured ones; the first of several."""
+    """The density below which choosing the sparse way costs least over all measured ones, the geometric mean of two of them. Where
+    both ways take equally long single times are noise, and so is where their ratio first crosses 1."""
     rows = sorted(rows, key=lambda row: row["density"])
-    for low, high in itertools.pairwise(rows):
-        a, b = np.log(low["dense / sparse"]), np.log(high["dense / sparse"])
-        if a > 0 >= b:
-            return float(np.exp(np.interp(0, [b, a], np.log([high["density"], low["density"]]))))
-    return 1.0 if rows[-1]["dense / sparse"] > 1 else 0.0
+    gains = [math.log(row["dense / sparse"]) for row in rows]
+    first_dense = max(range(len(rows) + 1), key=lambda n: sum(gains[:n]))
+    if first_dense in (0, len(rows)):
+        return 1.0 if first_dense else 0.0
+    return math.sqrt(rows[first_dense - 1]["density"] * rows[first_dense]["density"])
 
 
 def fit(rows: list[tables.Row]) -> dict[str, list[tuple[int, float]]]:
