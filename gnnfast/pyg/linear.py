@@ -17,6 +17,7 @@ from gnnfast.reporting import fell_back, ran
 from gnnfast.selector import Layer, linear_first
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+FEWEST_SAVED = 1 << 17  # elements
 # Orders round differently, which only these dtypes have the digits for.
 _REORDERED = (torch.float32, torch.float64)
 
@@ -163,10 +164,10 @@ def _project(module: Any, lin: Any, x: Tensor) -> Tensor:
 def _reorders(original: FunctionType, module: Any, lin: Any, x_src: Any, x_dst: Any, edge_index: Any, size: Any, hops: int) -> bool:
     """Whether ``aggregate(lin(x))`` gives the same as the layer and is cheaper. What is not certain runs as PyG wrote it."""
     csr = _is_csr(x_src)
+    if not csr and not features.eligible(x_src) and _saves_little(lin, edge_index):
+        return False  # at once
     if (not csr and guards.operand("x", x_src)) or not _plain(lin) or not _fits(x_src, lin.weight, lin.bias):
         return False
-    if not csr and lin.weight.shape[0] >= lin.weight.shape[1] and not features.eligible(x_src):
-        return False  # at once: it gathers no less
     if type(edge_index) is not Tensor or edge_index.layout is not torch.strided or edge_index.dim() != 2:
         return False
     if size is not None and len(size) != 2:
@@ -197,6 +198,14 @@ def _reorders(original: FunctionType, module: Any, lin: Any, x_src: Any, x_dst: 
         *shares,
     )
     return linear_first(layer)
+
+
+def _saves_little(lin: Any, edge_index: Any) -> bool:
+    """Whether the other order gathers so few elements less that looking further costs as much."""
+    weight = getattr(lin, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 2 or not isinstance(edge_index, Tensor) or edge_index.dim() != 2:
+        return False
+    return edge_index.shape[1] * (weight.shape[1] - weight.shape[0]) < FEWEST_SAVED
 
 
 def _known_module(original: FunctionType, module: Any) -> bool:
