@@ -37,17 +37,18 @@ def aggregate(
 
     ``training`` is off where a model is known to be only evaluated, whether or not gradients are enabled. ``owner`` is the layer,
     by which constant features are known again (see :mod:`gnnfast.features`)."""
-    sampling_asked = settings().sample != "off" or settings().kernel == "sampled"
+    compiling = torch.compiler.is_compiling()
+    sampling_asked = not compiling and (settings().sample != "off" or settings().kernel == "sampled")
     if owner is not None and not sampling_asked:
         compressed = features.try_aggregate(graph, x, weight, reduce, owner, place)
         if compressed is not None:
             return compressed
     weighted_grad = weight is not None and weight.requires_grad
-    grad_enabled, compiling = torch.is_grad_enabled(), torch.compiler.is_compiling()
+    grad_enabled = torch.is_grad_enabled()
     needs_grad = grad_enabled and (x.requires_grad or weighted_grad)
     choice, tuned = choose(graph, x, reduce, needs_grad), None
     reason = choice.reason
-    if sampling_asked and not compiling:
+    if sampling_asked:
         planned = sampling.plan(graph, reduce, needs_grad, grad_enabled and training)
         if not isinstance(planned, str):
             return sampling.run(graph, x, weight, reduce, needs_grad, planned, place)
