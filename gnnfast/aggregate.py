@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gnnfast import _native, autotune, features, sampling
 from gnnfast.config import STRATEGIES, settings
-from gnnfast.graph import Graph, Tuned
+from gnnfast.graph import Graph, Tuned, saved_tensors_are_watched
 from gnnfast.reporting import ran
 from gnnfast.selector import CONVERTED, Choice, Request, Sampling, Statistics, select
 
@@ -116,6 +116,8 @@ def choose(graph: Graph, x: Tensor, reduce: str, needs_grad: bool) -> Choice:
     """The selector's choice for an aggregation of ``x [num_src, F]`` over ``graph`` now."""
     if torch.compiler.is_compiling():
         return Choice("gar", "compiled code holds one kernel")
+    if needs_grad and saved_tensors_are_watched():
+        return Choice("gar", "hooks watch what is saved for the backward pass")
     if graph.has(needs_grad) and settings().kernel == "auto":
         return CONVERTED  # at once: whatever else the selector could say, it would be GAR
     statistics = Statistics(
@@ -176,7 +178,8 @@ def spmm_sampled(
     seed: int | None = None,
 ) -> Tensor:
     r"""Approximates :func:`spmm` from at most ``width`` edges of each node (ES-SpMM, Lin et al., 2021, Algorithm 1); nodes with no
-    more edges are aggregated exactly. A mean divides by the number of edges taken.
+    more edges are aggregated exactly. A mean divides by the number of edges taken. Breaks a graph of ``torch.compile``; compiled
+    code that runs :func:`spmm` is exact whatever the settings ask for.
 
     Args:
         graph, x, weight: as :func:`spmm`.
@@ -195,18 +198,20 @@ def spmm_sampled(
 
     Raises:
         TypeError, ValueError, IndexError, RuntimeError: as :func:`spmm`; ValueError also for a ``width`` below 1, an unknown
-            ``strategy``, and where a gradient is asked of another strategy than ``"random"``.
+            ``strategy``, a ``seed`` of more than 64 bits, and where a gradient is asked of another strategy than ``"random"``.
     """
     _check_operands(graph, x, weight, reduce, ("sum", "mean"))
-    if not isinstance(width, int) or width < 1:
+    if not isinstance(width, int) or isinstance(width, bool) or width < 1:
         raise ValueError(f"width must be an integer of at least 1, got {width!r}")
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
+    if seed is not None and (not isinstance(seed, int) or not -(2**63) <= seed < 2**63):
+        raise ValueError(f"seed must be an integer of 64 bits, got {seed!r}")
     needs_grad = torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad))
     if needs_grad and strategy != "random":
         raise ValueError(f"strategy {strategy!r} has no gradient; use 'random', or call it under torch.no_grad()")
     flat = x if x.dim() == 2 else x.reshape(x.shape[0], x.shape[1:].numel())
-    how = Sampling(strategy, width, rescale)
+    how = Sampling(strategy, min(width, 2**31 - 1), rescale)  # no row has more edges
     out = sampling.run(graph, flat, weight, reduce, needs_grad, how, "gnnfast.spmm_sampled", seed)
     return out.view(graph.num_dst, *x.shape[1:])
 

@@ -2,7 +2,9 @@
 
 Dense features are compressed by themselves where that pays and they are constant: not a result that could be differentiated, and
 seen before at the same layer, unchanged. Hidden activations are new tensors in every pass and so are never measured, which would
-wait for the device. Zeros that are not stored count as nothing: a weight that is infinite or NaN does not turn them into NaN.
+wait for the device. Changes in place are noticed through torch's version counter; writes that bypass it (through ``.data``, or a
+NumPy array that shares the memory) are not: ``GNNFAST_FEATURE_DENSITY_THRESHOLD=0`` switches compression off. Zeros that are not
+stored count as nothing: a weight that is infinite or NaN does not turn them into NaN.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from gnnfast import _native
 from gnnfast.config import settings
-from gnnfast.graph import Graph, cache
+from gnnfast.graph import Graph, cache, saved_tensors_are_watched
 from gnnfast.reporting import measured, ran
 from gnnfast.selector import SparseChoice, densities, sparse_pays
 
@@ -144,7 +146,7 @@ def multiply(features: Features, weight: Tensor, values: Tensor | None = None) -
     grad_enabled = torch.is_grad_enabled()
     needs_grad = grad_enabled and (weight.requires_grad or x.requires_grad)
     csc = grad_enabled and weight.requires_grad
-    graph = features.graph_for(csc)
+    graph = features.graph_for(needs_grad)
     row_bytes = weight.shape[1] * weight.element_size()
     if not (grad_enabled and x.requires_grad):
         in_slots = graph.slot_weights(x, csc)
@@ -194,6 +196,8 @@ def eligible(x: Tensor) -> bool:
         or x.is_inference()
         or torch.compiler.is_compiling()
         or settings().feature_density_threshold == 0
+        # Replays read what x holds then; a compressed copy would not follow.
+        or (x.is_cuda and torch.cuda.is_current_stream_capturing())
     )
 
 
@@ -201,6 +205,8 @@ def measure(x: Tensor, owner: object, what: str) -> Measured | None:
     """What is known of dense features that ``owner``, a layer, uses for the second time or later; ``None`` for all others. ``what``
     tells its uses apart: several of one pass must not look like several passes."""
     if not eligible(x):
+        return None
+    if torch.is_grad_enabled() and saved_tensors_are_watched():
         return None
     key = id(x), id(owner), what
     seen = _sightings.get(key)

@@ -360,7 +360,7 @@ class Graph:
         unchanged tensor is used on; ``None`` where reading it through ``perm`` is as good (first use, or no perm)."""
         if self.csr.perm is None and (not csc or self.csc.perm is None):
             return (weight, weight) if csc else (weight, None)
-        if weight.is_inference():
+        if weight.is_inference() or (torch.is_grad_enabled() and saved_tensors_are_watched()):
             return None
         kept: OrderedDict[int, list[Any]] = self._shared["weights"]
         with self._shared["lock"]:
@@ -415,6 +415,12 @@ class Graph:
             f"Graph(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges}, device={str(self.device)!r}, "
             f"formats={'+'.join(formats)})"
         )
+
+
+def saved_tensors_are_watched() -> bool:
+    """Whether hooks get what autograd saves. Activation checkpointing compares what a forward pass and its repetition save, so that
+    nothing may then depend on what has been used before."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 def _brief(t: Tensor) -> str:

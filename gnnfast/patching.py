@@ -104,6 +104,11 @@ class Patches:
             self._undo.pop()()
 
 
+def is_dispatched(function: Any) -> bool:
+    """Whether a dispatch has been added to a function, whose module then holds it."""
+    return f"{_HOOK}_dispatch" in getattr(function, "__globals__", {})
+
+
 def find_function(source: str, name: str) -> ast.FunctionDef:
     """The last definition of a function at the top level of ``source``, or of a method ``Class.method``."""
     body: list[ast.stmt] = ast.parse(source).body

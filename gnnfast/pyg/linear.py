@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnfast import features
+from gnnfast.patching import is_dispatched
 from gnnfast.pyg import guards
 from gnnfast.pyg.propagate import Fallback, check_module, reduction
 from gnnfast.reporting import fell_back, ran
@@ -37,6 +38,8 @@ def make_linear(original: FunctionType) -> Callable[..., Any]:
         weight, bias, place = module.weight, module.bias, "pyg Linear"
         if not _fits(x, weight, bias):
             return NotImplemented
+        if bias is not None and x.element_size() == 2 and x.layout is torch.strided:
+            return NotImplemented  # a bias added to rounded products rounds twice
         out = _product(x, weight, module, place)
         if out is None:
             return NotImplemented
@@ -69,7 +72,7 @@ def make_graph_conv(original: FunctionType) -> Callable[..., Any]:
 
     def graph_conv(module: Any, x: Any, edge_index: Any, edge_weight: Any, size: Any) -> Any:
         x_src, x_dst = _pair(x)
-        if not _reorders(original, module, module.lin_rel, x_src, x_dst, edge_index, size, 1):
+        if _promotes(x_src, edge_weight) or not _reorders(original, module, module.lin_rel, x_src, x_dst, edge_index, size, 1):
             return NotImplemented
         projected = _project(module, module.lin_rel, x_src)
         out = module.propagate(edge_index, x=(projected, _placeholder(x_dst)), edge_weight=edge_weight, size=size)
@@ -83,7 +86,7 @@ def make_sg_conv(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``SGConv.forward(x, edge_index, edge_weight)``."""
 
     def sg_conv(module: Any, x: Any, edge_index: Any, edge_weight: Any) -> Any:
-        if module.cached or module._cached_x is not None:
+        if module.cached or module._cached_x is not None or _promotes(x, edge_weight):
             return NotImplemented
         if not _reorders(original, module, module.lin, x, None, edge_index, None, module.K):
             return NotImplemented
@@ -120,6 +123,12 @@ def _pair(x: Any) -> tuple[Any, Any]:
 def _placeholder(x_dst: Any) -> Any:
     """What ``propagate`` takes the number of destinations from: a sparse tensor has no rows that it could select."""
     return x_dst.values().new_empty(()).expand(x_dst.shape) if _is_csr(x_dst) else x_dst
+
+
+def _promotes(x: Any, weight: Any) -> bool:
+    """Whether weighting changes the dtype of the features, so that PyG's product comes after and fails."""
+    tensors = isinstance(x, Tensor) and isinstance(weight, Tensor)
+    return tensors and torch.promote_types(x.dtype, weight.dtype) != x.dtype
 
 
 def _add(out: Tensor, bias: Tensor | None) -> Tensor:
@@ -164,7 +173,7 @@ def _project(module: Any, lin: Any, x: Tensor) -> Tensor:
 def _reorders(original: FunctionType, module: Any, lin: Any, x_src: Any, x_dst: Any, edge_index: Any, size: Any, hops: int) -> bool:
     """Whether ``aggregate(lin(x))`` gives the same as the layer and is cheaper. What is not certain runs as PyG wrote it."""
     csr = _is_csr(x_src)
-    if not csr and not features.eligible(x_src) and _saves_little(lin, edge_index):
+    if guards.context() or (not csr and not features.eligible(x_src) and _saves_little(lin, edge_index)):
         return False  # at once
     if (not csr and guards.operand("x", x_src)) or not _plain(lin) or not _fits(x_src, lin.weight, lin.bias):
         return False
@@ -203,7 +212,11 @@ def _reorders(original: FunctionType, module: Any, lin: Any, x_src: Any, x_dst: 
 def _saves_little(lin: Any, edge_index: Any) -> bool:
     """Whether the other order gathers so few elements less that looking further costs as much."""
     weight = getattr(lin, "weight", None)
-    if not isinstance(weight, Tensor) or weight.dim() != 2 or not isinstance(edge_index, Tensor) or edge_index.dim() != 2:
+    if not isinstance(weight, Tensor) or not isinstance(edge_index, Tensor):
+        return False
+    if torch.nn.parameter.is_lazy(weight):
+        return True  # PyG's own forward gives it a shape
+    if weight.dim() != 2 or edge_index.dim() != 2:
         return False
     return edge_index.shape[1] * (weight.shape[1] - weight.shape[0]) < FEWEST_SAVED
 
@@ -212,8 +225,8 @@ def _known_module(original: FunctionType, module: Any) -> bool:
     """Whether nothing between ``forward`` and the aggregation is another than the known layer's, and nobody watches it."""
     cls, known = type(module), _class_of(original)
     same = all(getattr(cls, n) is getattr(known, n) for n in ("message", "aggregate", "update", "message_and_aggregate", "forward"))
-    if not same:
-        return False
+    if not same or "propagate" in vars(module) or not is_dispatched(cls.propagate):
+        return False  # somebody else would see features of another width
     try:
         message = check_module(module)
         reduce = reduction(module)

@@ -234,6 +234,11 @@ def test_the_same_bits_every_time(device):
         assert all(torch.equal(a, b) for a, b in zip(first, both()))
 
 
+def test_any_width_is_accepted(device):
+    _, graph, x, _ = _inputs("hub", (1, 8), None, torch.float32, device)
+    assert relative_error(gnnfast.spmm_sampled(graph, x, width=2**70), gnnfast.spmm(graph, x)) < 1e-6
+
+
 def test_draws_follow_torchs_generator(device):
     _, graph, x, _ = _inputs("hub", (1, 8), None, torch.float32, device)
     torch.manual_seed(1)
@@ -264,6 +269,9 @@ def test_compiles_with_a_seed(device):
         ({"width": 0}, ValueError, "width must be an integer of at least 1, got 0"),
         ({"width": -3}, ValueError, "got -3"),
         ({"width": 2.5}, ValueError, "got 2.5"),
+        ({"width": True}, ValueError, "got True"),
+        ({"seed": 1.5}, ValueError, "seed must be an integer of 64 bits, got 1.5"),
+        ({"seed": 2**64}, ValueError, "seed must be an integer of 64 bits"),
         ({"strategy": "first"}, ValueError, "strategy must be one of bucket, fastrand, random, got 'first'"),
         ({"reduce": "max"}, ValueError, "reduce must be one of sum, mean, got 'max'"),
         ({"strategy": "bucket", "grad": True}, ValueError, "'bucket' has no gradient; use 'random'"),

@@ -399,8 +399,11 @@ def test_cuda_graph_capture(csr):
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
         out = step()
-    assert _sparse_kernels()
+    assert bool(_sparse_kernels()) == csr
     out.detach().zero_()
+    if not csr:  # replays follow dense features, which are static inputs then
+        x.copy_(_sparse(NODES, device))
+        expected = _pyg(layer, x, edge_index)[0]
     captured.replay()
     assert relative_error(out, expected) < 1e-5
 
@@ -472,3 +475,54 @@ def test_disable_restores_the_methods():
     finally:
         gnnfast.enable()
     assert all(m.__code__.co_filename.startswith("<gnnfast") for m in methods) and patched
+
+
+# ---- layers that must be left alone ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("make", [lambda i: nn.SAGEConv(i, OUT), lambda i: nn.GraphConv(i, OUT), lambda i: nn.SGConv(i, OUT)])
+@pytest.mark.parametrize("width", [8, WIDTH])
+def test_lazy_layers(make, width, device):
+    edge_index, x = torch.randint(0, 100, (2, 500), device=device), torch.randn(100, width, device=device)
+    layer = make(-1).to(device)
+    _close(_run(layer, x, edge_index), _pyg(layer, x, edge_index))
+
+
+def test_an_overridden_propagate_sees_what_the_layer_was_given(device, edge_index):
+    class Relu(nn.SAGEConv):
+        def propagate(self, edge_index, size=None, **kwargs):
+            return super().propagate(edge_index, size=size, **kwargs).relu()
+
+    x = torch.randn(NODES, WIDTH, device=device, requires_grad=True)
+    layer = Relu(WIDTH, OUT).to(device)
+    _close(_run(layer, x, edge_index), _pyg(layer, x, edge_index))
+    layer = nn.SAGEConv(WIDTH, OUT).to(device)
+    expected = torch.nn.functional.linear(layer.propagate(edge_index, x=(x, x)).relu(), layer.lin_l.weight, layer.lin_l.bias)
+    generated = layer.propagate
+    layer.propagate = lambda *args, **kwargs: generated(*args, **kwargs).relu()
+    assert relative_error(layer(x, edge_index), expected + layer.lin_r(x)) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["SAGEConv", "GCNConv", "GINConv"])
+def test_activation_checkpointing(name, device, edge_index, x):
+    """What a forward pass saves must not depend on what was used before."""
+    from torch.utils.checkpoint import checkpoint
+
+    first, second = (LAYERS[name][0]().to(device) for _ in range(2))
+    expected = _pyg(first, x, edge_index)[0], _pyg(second, x, edge_index)[0]
+    for _ in range(4):
+        outputs = [checkpoint(layer, x, edge_index, use_reentrant=False) for layer in (first, second)]
+        assert all(relative_error(out, e) < 1e-5 for out, e in zip(outputs, expected))
+        sum(out.sum() for out in outputs).backward()
+
+
+def test_wider_edge_weights_fail_as_in_pyg(device, edge_index):
+    x = torch.randn(NODES, WIDTH, device=device, requires_grad=True)
+    for layer in (nn.GraphConv(WIDTH, OUT).to(device), nn.SGConv(WIDTH, OUT).to(device)):
+        with pytest.raises(RuntimeError, match="dtype"):
+            layer(x, edge_index, torch.rand(EDGES, device=device, dtype=torch.float64))
+
+
+def test_16_bit_linear_rounds_once(device):
+    x, layer = _sparse(NODES, device).bfloat16(), nn.Linear(WIDTH, 64).to(device).bfloat16()
+    for _ in range(4):
+        out = layer(x)
+    assert torch.equal(out, torch.nn.functional.linear(x, layer.weight, layer.bias)) and not _sparse_kernels()
