@@ -92,8 +92,8 @@ def _run(
     if weight is not None and not (needs_grad and weight.requires_grad) and not torch.compiler.is_compiling():
         in_slots = graph.slot_weights(weight, csc)
         if in_slots is not None:
-            return call(SPMM, needs_grad, graph.args(csc, row_bytes, False, tuned), *in_slots, x, reduce == "mean")
-    return call(SPMM, needs_grad, graph.args(needs_grad, row_bytes, tuned=tuned), weight, None, x, reduce == "mean")
+            return call(SPMM, needs_grad, graph.args(csc, row_bytes, False, tuned), *in_slots, x, reduce == "mean", None)
+    return call(SPMM, needs_grad, graph.args(needs_grad, row_bytes, tuned=tuned), weight, None, x, reduce == "mean", None)
 
 
 def _tuned(

@@ -151,8 +151,8 @@ def multiply(features: Features, weight: Tensor, values: Tensor | None = None) -
     if not (grad_enabled and x.requires_grad):
         in_slots = graph.slot_weights(x, csc)
         if in_slots is not None:
-            return call(SPMM, needs_grad, graph.args(csc, row_bytes, False), *in_slots, weight, False)
-    return call(SPMM, needs_grad, graph.args(needs_grad, row_bytes), x, None, weight, False)
+            return call(SPMM, needs_grad, graph.args(csc, row_bytes, False), *in_slots, weight, False, None)
+    return call(SPMM, needs_grad, graph.args(needs_grad, row_bytes), x, None, weight, False, None)
 
 
 # ---- constant dense features ---------------------------------------------------------------------------------------------------

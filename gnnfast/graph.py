@@ -7,7 +7,7 @@ import contextlib
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from gnnfast.config import settings
 from gnnfast.reporting import scheduled
 
 INDEX_DTYPES = (torch.int32, torch.int64)
+_KEPT = 4  # weights, and draws, of a graph
 
 
 class Csr(NamedTuple):
@@ -33,12 +34,6 @@ class Csr(NamedTuple):
     perm: Tensor | None
     schedule: Tensor | None
     layout: list[int]
-
-    @property
-    def nbytes(self) -> int:
-        from gnnfast.ops.convert import inverse_nbytes
-
-        return sum(t.nbytes for t in self if isinstance(t, Tensor)) + inverse_nbytes(self.perm)
 
 
 class Tuned(NamedTuple):
@@ -66,7 +61,7 @@ class Graph:
         self.num_src, self.num_dst, self.num_edges, self.device = num_src, num_dst, num_edges, device
         self.uses = 0  # aggregations so far: a graph seen again is worth converting
         self._flipped = False
-        self._shared: dict[Any, Any] = {"lock": threading.RLock(), "weights": OrderedDict(), "args": {}}
+        self._shared: dict[Any, Any] = {"lock": threading.RLock(), "weights": OrderedDict(), "drawn": OrderedDict(), "args": {}}
         self._args: dict[Any, tuple[Any, ...]] = self._shared["args"]
 
     # ---- construction ----------------------------------------------------------------------------------------------------
@@ -257,9 +252,9 @@ class Graph:
         if found is None:
             forward, backward = self.csr, self.csc if csc else Csr(None, None, None, None, [])  # type: ignore[arg-type]
             if csc and forward.perm is not None:
+                slot = inverse(forward.perm)
+                assert slot is not None  # nothing is sampled for the first time in a capture
                 with torch.no_grad(), torch.inference_mode(False):
-                    slot = inverse(forward.perm)
-                    assert slot is not None  # nothing is sampled for the first time in a capture
                     backward = backward._replace(perm=slot if backward.perm is None else slot[backward.perm.long()])
             found = self._shared[key] = (*forward, *backward)
             cache.grew()
@@ -273,6 +268,40 @@ class Graph:
             longest = degree.max() if self.num_dst else degree.sum()
             self._shared[key] = tuple(torch.stack([longest.long(), degree.clamp(max=width).sum()]).tolist())
         return self._shared[key]
+
+    def drawn(self, strategy: int, width: int) -> tuple[Graph, Tensor] | None:
+        """The edges that a strategy without chance (see :mod:`gnnfast.ops.spmm_sampled`) draws, side by side: a graph whose edge
+        ids are those of this one, and edges over draws of each row, ``[num_dst]`` float64. Made at the second request and kept for
+        the last few; ``None`` before, and if it would be made while a CUDA graph is captured."""
+        kept: OrderedDict[Any, tuple[Graph, Tensor] | None] = self._shared["drawn"]
+        key = self._flipped, strategy, width
+        with self._shared["lock"]:
+            if key not in kept:
+                kept[key] = None
+                while len(kept) > _KEPT:
+                    kept.popitem(last=False)
+                return None
+            found = kept[key]
+            if found is None:
+                if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                    return None
+                found = kept[key] = self._draw(strategy, width)
+                cache.grew()
+        if self.order is not None and "order" not in found[0]._shared:
+            found[0]._shared.update(order=self.order, locality=self._shared["locality"])
+        return found
+
+    def _draw(self, strategy: int, width: int) -> tuple[Graph, Tensor]:
+        csr = self.csr
+        with torch.no_grad(), torch.inference_mode(False):
+            degree = csr.rowptr.diff()
+            draws = degree.clamp(max=width)
+            rowptr = torch.cat([draws.new_zeros(1), draws.cumsum(0, dtype=torch.int32)])
+            slot = torch.ops.gnnfast.draw(csr.rowptr, rowptr, self.draws(width)[1], width, strategy, 0)
+            graph = Graph(self.num_src, self.num_dst, slot.numel(), self.device)
+            perm = slot if csr.perm is None else csr.perm.index_select(0, slot)
+            graph._shared["by_dst"] = _with_schedule(rowptr, csr.col.index_select(0, slot), perm)
+            return graph, degree.double() / draws.clamp(min=1)
 
     def prepared(self, width: int, csc: bool) -> bool:
         """Whether an aggregation of at most ``width`` edges a row needs nothing that is not there."""
@@ -367,7 +396,7 @@ class Graph:
             entry = kept.get(id(weight))
             if entry is None or entry[0]() is not weight or entry[1] != weight._version:
                 kept[id(weight)] = [weakref.ref(weight), weight._version, {}]
-                while len(kept) > 4:
+                while len(kept) > _KEPT:
                     kept.popitem(last=False)
                 return None
             orders = entry[2]
@@ -390,24 +419,18 @@ class Graph:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the formats and weights kept, without the user's own tensors."""
-        total = sum(self._shared[side].nbytes for side in ("by_dst", "by_src") if side in self._shared)
-        total += self.schedule_nbytes
-        slots = {id(v[7]): v[7] for k, v in list(self._shared.items()) if k[0] == "sampled" and v[7] is not None}
-        total += sum(t.nbytes for t in slots.values() if t is not self._perm("by_dst") and t is not self._perm("by_src"))
-        for _, _, orders in list(self._shared["weights"].values()):
-            total += sum(t.nbytes for t in list(orders.values()))
-        return total
+        """Bytes of the formats, schedules, draws and weights kept, without the user's own tensors."""
+        from gnnfast.ops.convert import kept_of
 
-    def _perm(self, side: str) -> Tensor | None:
-        return self._shared[side].perm if side in self._shared else None
+        return _nbytes(t for array in _tensors(self) for t in (array, *kept_of(array)))
 
     @property
     def schedule_nbytes(self) -> int:
-        """Bytes of the schedules kept besides the one of each format."""
-        order = self._shared.get("order")
-        items = sum(s.items.nbytes for s in list(self._shared.get("schedules", {}).values()))
-        return items + (0 if order is None else order.nbytes)
+        """Of :attr:`nbytes`, those of the schedules besides the one of each format."""
+        shared = self._shared
+        others = [shared.get("order"), list(shared.get("schedules", {}).values())]
+        drawn = [found[0] for found in list(shared["drawn"].values()) if found is not None]
+        return _nbytes(_tensors([others, [[g.csr.schedule, list(g._shared.get("schedules", {}).values())] for g in drawn]]))
 
     def __repr__(self) -> str:
         formats = [n for n, k in (("coo", "coo"), ("csr", "by_dst"), ("csc", "by_src")) if k in self._shared]
@@ -421,6 +444,21 @@ def saved_tensors_are_watched() -> bool:
     """Whether hooks get what autograd saves. Activation checkpointing compares what a forward pass and its repetition save, so that
     nothing may then depend on what has been used before."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors that a value holds, maybe some of them twice; of a graph, those that it made."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Graph):
+        yield from _tensors([v for k, v in list(value._shared.items()) if k not in ("coo", "args")])
+    elif isinstance(value, (tuple, list, dict)):
+        for v in list(value.values()) if isinstance(value, dict) else value:
+            yield from _tensors(v)
+
+
+def _nbytes(tensors: Iterable[Tensor]) -> int:
+    return sum(t.nbytes for t in {id(t): t for t in tensors}.values())
 
 
 def _brief(t: Tensor) -> str:

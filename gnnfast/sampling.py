@@ -11,7 +11,7 @@ from gnnfast.graph import Graph
 from gnnfast.selector import Sampling, select_sampling
 
 if _native.cpu.loaded:
-    from gnnfast.ops.spmm import call
+    from gnnfast.ops.spmm import SPMM, call
     from gnnfast.ops.spmm_sampled import SPMM_SAMPLED
 
 
@@ -46,9 +46,18 @@ def run(
     _, draws = graph.draws(how.width)
     reporting.sampled(graph.num_edges, draws)
     rate = draws / max(graph.num_edges, 1)
-    reporting.ran(
-        place, f"sampled {reduce}", f"{how.strategy}, at most {how.width} edges a node: {rate:.1%} of {graph.num_edges:,}"
-    )
+    reason = f"{how.strategy}, at most {how.width} edges a node: {rate:.1%} of {graph.num_edges:,}"
+    mean, strategy = reduce == "mean", STRATEGIES.index(how.strategy)
+    # Two kernels add in different orders; a deterministic result must not depend on how often the graph was used.
+    if how.strategy != "random" and not torch.are_deterministic_algorithms_enabled():
+        kept = graph.drawn(strategy, how.width)
+        weights = None if kept is None or weight is None else kept[0].slot_weights(weight, csc=False)
+        if kept is not None and (weight is None or weights is not None):
+            reporting.ran(place, f"sampled {reduce}", f"{reason}; draws kept")
+            args = kept[0].args(False, x.shape[1] * x.element_size(), permuted=False)
+            scale = kept[1] if how.rescale and not mean else None
+            return call(SPMM, False, args, None if weights is None else weights[0], None, x, mean, scale)
+    reporting.ran(place, f"sampled {reduce}", reason)
     args = graph.sampled_args(csc=needs_grad)
     if weight is not None and not (needs_grad and weight.requires_grad):
         in_slots = graph.slot_weights(weight, csc=False)
@@ -58,5 +67,5 @@ def run(
         seed = 0
     elif seed is None:  # the generator of the CPU: nothing waits for the device
         seed = int(torch.randint(2**62, ()))
-    draw = how.width, STRATEGIES.index(how.strategy), seed
-    return call(SPMM_SAMPLED, needs_grad, args, graph.order, weight, x, *draw, reduce == "mean", how.rescale, False)
+    draw = how.width, strategy, seed
+    return call(SPMM_SAMPLED, needs_grad, args, graph.order, weight, x, *draw, mean, how.rescale, False)

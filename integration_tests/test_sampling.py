@@ -88,7 +88,7 @@ def test_never_unless_asked(edge_index, device):
         with gnnfast.override(sample="bucket", sample_width=8):
             sampled = gnnfast.spmm(graph, x)
     assert relative_error(sampled, exact) > 0.1
-    assert torch.equal(sampled, gnnfast.spmm_sampled(graph, x, width=8, strategy="bucket"))
+    assert relative_error(sampled, gnnfast.spmm_sampled(graph, x, width=8, strategy="bucket")) < 1e-6
     assert gnnfast.report().sampled == {"edges": 12000, "draws": 1600}
     assert "13.3% of the edges" in str(gnnfast.report())
 
@@ -119,7 +119,8 @@ def test_gradients_under_other_strategies_are_exact_and_say_why(edge_index, devi
 def test_autotuning_and_sampling_together(edge_index, device):
     graph, x = Graph.from_edge_index(edge_index.to(device), 100), torch.randn(100, 8, device=device)
     with torch.no_grad(), gnnfast.override(sample="fastrand", sample_width=8, autotune=True):
-        assert torch.equal(gnnfast.spmm(graph, x), gnnfast.spmm_sampled(graph, x, width=8, strategy="fastrand"))
+        sampled = gnnfast.spmm_sampled(graph, x, width=8, strategy="fastrand")
+        assert relative_error(gnnfast.spmm(graph, x), sampled) < 1e-6
 
 
 def test_sampling_prepares_once(edge_index, device):
@@ -132,16 +133,18 @@ def test_sampling_prepares_once(edge_index, device):
     gnnfast.spmm_sampled(graph, x, w, width=8).sum().backward()
     assert graph.nbytes == before and graph.sampled_args(csc=True) is args
     # What is counted: both formats, the inverse of CSR's perm, slots of CSC, and the weight by slots.
-    perm = 4 * 6000
-    assert before >= sum(c.nbytes for c in (graph.csr, graph.csc)) + perm + w.nbytes
+    perm, formats = 4 * 6000, (graph.csr, graph.csc)
+    assert before >= sum(t.nbytes for c in formats for t in c if isinstance(t, torch.Tensor)) + 2 * perm + w.nbytes
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
-def test_cuda_graph_capture(edge_index):
+@pytest.mark.parametrize("calls", [1, 2])  # before draws are kept, and after
+def test_cuda_graph_capture(calls, edge_index):
     device = torch.device("cuda")
     graph, x = Graph.from_edge_index(edge_index.to(device), 100), torch.randn(100, 8, device=device)
     with torch.no_grad(), gnnfast.override(sample="fastrand", sample_width=8):
-        expected = gnnfast.spmm(graph, x)
+        for _ in range(calls):
+            expected = gnnfast.spmm(graph, x)
         captured = torch.cuda.CUDAGraph()
         with torch.cuda.graph(captured):
             out = gnnfast.spmm(graph, x)

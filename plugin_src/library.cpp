@@ -14,7 +14,7 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   m.def("schedule(Tensor rowptr, Tensor? order, int num_edges) -> (Tensor, Tensor)");
   m.def("cluster(Tensor rowptr, Tensor col, int rounds, int fullest) -> (Tensor, Tensor)");
   // spmm/spmm.h
-  m.def("spmm(" GNNFAST_GRAPH ", Tensor? weight, Tensor? weight_t, Tensor x, bool mean) -> Tensor");
+  m.def("spmm(" GNNFAST_GRAPH ", Tensor? weight, Tensor? weight_t, Tensor x, bool mean, Tensor? scale=None) -> Tensor");
   m.def("spmm_max(" GNNFAST_GRAPH ", Tensor? weight, Tensor x, bool minimum, int ties, float empty) -> (Tensor, Tensor)");
   m.def("spmm_where(" GNNFAST_GRAPH ", Tensor? weight, Tensor self, Tensor grad, Tensor? value, Tensor? arg) -> Tensor");
   m.def("spmm_backward(" GNNFAST_GRAPH ", Tensor weight, Tensor self, Tensor grad, Tensor? inverse=None) -> (Tensor, Tensor)");
@@ -27,6 +27,7 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
       "spmm_sampled(" GNNFAST_GRAPH
       ", Tensor? order, Tensor? weight, Tensor x, int width, int strategy, int seed, bool mean, bool rescale, bool transposed) "
       "-> Tensor");
+  m.def("draw(Tensor rowptr, Tensor rowptr_drawn, int num_draws, int width, int strategy, int seed) -> Tensor");
   m.def("sddmm_sampled(" GNNFAST_GRAPH ", Tensor a, Tensor b, int heads, int width, int strategy, int seed) -> Tensor");
   // spmm_sparse_features/sparse_features.h
   m.def("spmm_sparse_features(" GNNFAST_GRAPH

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -50,25 +50,36 @@ def check_facts(facts: Sequence[int], num_rows: int, num_cols: int, num_edges: i
     return bool(is_sorted)
 
 
-_inverses = WeakTensorKeyDictionary()
+_derived = WeakTensorKeyDictionary()
 
 
-def inverse(perm: Tensor) -> Tensor | None:
-    """The permutation that undoes ``perm`` (int32), made once and kept as long as ``perm``; ``None`` if it would be made
-    while a CUDA graph is captured, since it would then have no values before the replay."""
-    found = _inverses.get(perm)
+def derived(array: Tensor, what: Hashable, make: Callable[[], Tensor]) -> Tensor | None:
+    """What ``make`` makes of one of a graph's arrays, kept as long as the array under the name ``what``; ``None`` if it would be
+    made while a CUDA graph is captured, since it would then have no values before the replay."""
+    kept = _derived.get(array)
+    found = None if kept is None else kept.get(what)
     if found is None:
-        if perm.is_cuda and torch.cuda.is_current_stream_capturing():
+        if array.is_cuda and torch.cuda.is_current_stream_capturing():
             return None
-        found = torch.empty_like(perm)
-        found[perm.long()] = torch.arange(perm.numel(), dtype=perm.dtype, device=perm.device)
-        _inverses[perm] = found
+        with torch.no_grad(), torch.inference_mode(False):
+            found = _derived.setdefault(array, {})[what] = make()
     return found
 
 
-def inverse_nbytes(perm: Tensor | None) -> int:
-    """Bytes kept for :func:`inverse`."""
-    return perm.nbytes if perm is not None and perm in _inverses else 0
+def kept_of(array: Tensor) -> list[Tensor]:
+    """What :func:`derived` keeps of an array."""
+    return list(_derived.get(array, {}).values())
+
+
+def inverse(perm: Tensor) -> Tensor | None:
+    """The permutation that undoes ``perm`` (int32), made once; ``None`` as :func:`derived`."""
+
+    def make() -> Tensor:
+        out = torch.empty_like(perm)
+        out[perm.long()] = torch.arange(perm.numel(), dtype=perm.dtype, device=perm.device)
+        return out
+
+    return derived(perm, "inverse", make)
 
 
 def _typed(error: RuntimeError) -> Exception:

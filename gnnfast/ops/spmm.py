@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnfast.ops.convert import inverse
+from gnnfast.ops.convert import derived, inverse
 
 _ops = torch.ops.gnnfast
 GRAPH_ARGS = 10
@@ -98,6 +98,14 @@ def call(formula: Formula, needs_grad: bool, graph: tuple[Any, ...], *arguments:
         return formula.op(*graph, *arguments)
 
 
+def run(op: Any, *arguments: Any) -> Any:
+    """Runs an op within a formula: a second derivative is asked for seldom, and only then must it pass through autograd."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return op(*arguments)
+    with _below_autograd():
+        return op(*arguments)
+
+
 def edges(graph: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """Row, column and user's edge id of each slot, as int64."""
     rowptr, col, perm = graph[:3]
@@ -108,48 +116,56 @@ def edges(graph: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
 
 def mean_degree(rowptr: Tensor, grad: Tensor) -> Tensor:
     """What the sums of a mean were divided by: ``[M, 1]`` in the dtype of ``grad``."""
-    return rowptr.diff().clamp(min=1).to(grad.dtype).unsqueeze(1)
+
+    def make() -> Tensor:
+        return rowptr.diff().clamp(min=1).to(grad.dtype).unsqueeze(1)
+
+    # On small graphs these four ops take longer than the aggregation. A tracing compiler must see them.
+    kept = derived(rowptr, grad.dtype, make) if type(rowptr) is Tensor and not torch.compiler.is_compiling() else None
+    return make() if kept is None else kept
 
 
 # ---- sum and mean --------------------------------------------------------------------------------------------------------
-# spmm(graph, weight [E] | [E, H] | None, weight_t, x [N, F], mean) -> [M, F]. `weight_t`, if given, is the weight in the slot
-# order of A^T; `weight` is then in the slot order of A, and neither matrix has a perm.
+# spmm(graph, weight [E] | [E, H] | None, weight_t, x [N, F], mean, scale [M] float64 | None) -> [M, F]. `weight_t`, if given, is
+# the weight in the slot order of A^T; `weight` is then in the slot order of A, and neither matrix has a perm. Row i of the result
+# is multiplied by scale[i], which gets no gradient.
 
 
 @torch.library.register_fake("gnnfast::spmm")
 def _(*args: Any) -> Tensor:
-    x = args[-2]
+    x = args[GRAPH_ARGS + 2]
     return x.new_empty(_rows(args), x.shape[1])
 
 
 def _spmm_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *graph, weight, weight_t, x, ctx.mean = inputs
+    *graph, weight, weight_t, x, ctx.mean, scale = inputs
     weighted = weight is not None and needs(ctx)[0]
-    save(ctx, tuple(graph), weight, weight_t, x if weighted else None)
+    save(ctx, tuple(graph), weight, weight_t, x if weighted else None, scale)
 
 
 def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    graph, (weight, weight_t, x) = saved(ctx)
+    graph, (weight, weight_t, x, scale) = saved(ctx)
     need_weight, _, need_x = needs(ctx)[:3]
+    if scale is not None:
+        grad = grad * scale.to(grad.dtype).unsqueeze(1)
     if ctx.mean:
         grad = grad / mean_degree(graph[0], grad)
     grad_x = grad_weight = None
     if need_x and need_weight:
-        grad_x, grad_weight = _ops.spmm_backward(*swap(graph), weight, x, grad, _inverse(graph[7]))
+        grad_x, grad_weight = run(_ops.spmm_backward.default, *swap(graph), weight, x, grad, _inverse(graph[7]))
     elif need_x:
         other = (weight, None) if weight_t is None else (weight_t, weight)
-        grad_x = _ops.spmm(*swap(graph), *other, grad, False)
+        grad_x = run(_ops.spmm.default, *swap(graph), *other, grad, False)
     elif need_weight:
-        grad_weight = _ops.sddmm(*graph, grad, x, _heads(weight)).view_as(weight)
-    return (*_NO_GRAPH_GRADS, grad_weight, None, grad_x, None)
+        grad_weight = run(_ops.sddmm.default, *graph, grad, x, _heads(weight)).view_as(weight)
+    return (*_NO_GRAPH_GRADS, grad_weight, None, grad_x, None, None)
 
 
 def _inverse(perm: Tensor | None) -> Tensor | None:
     """What CUDA needs to write many dot products in order."""
     if perm is None or not perm.is_cuda or perm.numel() < MANY_EDGES or torch.compiler.is_compiling():
         return None
-    with torch.no_grad(), torch.inference_mode(False):
-        return inverse(perm)
+    return inverse(perm)
 
 
 def _heads(weight: Tensor) -> int:
@@ -219,9 +235,9 @@ def _max_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
         grad, aux = grad / aux.clamp(min=1).to(grad.dtype), None
     grad_weight = grad_x = None
     if needs(ctx)[0]:
-        grad_weight = _ops.sddmm(*graph, grad, x, _heads(weight), weight, out, aux).view_as(weight)
+        grad_weight = run(_ops.sddmm.default, *graph, grad, x, _heads(weight), weight, out, aux).view_as(weight)
     if needs(ctx)[1]:
-        grad_x = _ops.spmm_where(*swap(graph), weight, x, grad, out, aux)
+        grad_x = run(_ops.spmm_where.default, *swap(graph), weight, x, grad, out, aux)
     return (*_NO_GRAPH_GRADS, grad_weight, grad_x, None, None, None)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.ops.spmm import _NO_GRAPH_GRADS, GRAPH_ARGS, Formula, _heads, needs, register, save, saved
+from gnnfast.ops.spmm import _NO_GRAPH_GRADS, GRAPH_ARGS, Formula, _heads, needs, register, run, save, saved
 
 _ops = torch.ops.gnnfast
 BUCKET, FASTRAND, RANDOM = range(3)
@@ -53,13 +53,21 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     grad_weight = grad_x = None
     if needs(ctx)[1]:
         at_rows, at_columns = (x, grad) if ctx.transposed else (grad, x)
-        grad_weight = _ops.sddmm_sampled(*graph, at_rows, at_columns, _heads(weight), *ctx.draw).view_as(weight)
+        grad_weight = run(_ops.sddmm_sampled.default, *graph, at_rows, at_columns, _heads(weight), *ctx.draw).view_as(weight)
     if needs(ctx)[2]:
-        grad_x = _ops.spmm_sampled(*graph, order, weight, grad, *ctx.draw, False, False, not ctx.transposed)
+        grad_x = run(_ops.spmm_sampled.default, *graph, order, weight, grad, *ctx.draw, False, False, not ctx.transposed)
     return (*_NO_GRAPH_GRADS, None, grad_weight, grad_x, *(None,) * 6)
 
 
 SPMM_SAMPLED = register(Formula(_ops.spmm_sampled.default, _setup, _backward))
+
+
+# draw(rowptr, rowptr_drawn [M + 1], num_draws, width, strategy, seed) -> [num_draws]: the slot of each draw.
+
+
+@torch.library.register_fake("gnnfast::draw")
+def _(rowptr: Tensor, rowptr_drawn: Tensor, num_draws: int, *_: Any) -> Tensor:
+    return rowptr.new_empty(num_draws)
 
 
 # sddmm_sampled(graph, a [M, F], b [N, F], heads, width, strategy, seed) -> [E, H]: dot products of the drawn edges, else 0.

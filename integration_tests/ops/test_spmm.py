@@ -229,6 +229,7 @@ def _op_samples(device):
         (ops.coo_facts, (dst, src)),
         (ops.spmm, (*args, wg, None, xg, True)),
         (ops.spmm, (*args, None, None, xg, False)),
+        (ops.spmm, (*args, wg, None, xg, False, torch.rand(40, dtype=torch.float64, device=device))),
         (ops.spmm_backward, (*back, wg, xg, gg, None)),
         (ops.spmm_max, (*args, wg, xg, True, 2, 0.0)),
         (ops.spmm_where, (*back, w, x, gg, out, None)),
@@ -241,7 +242,7 @@ def _op_samples(device):
     ]
 
 
-@pytest.mark.parametrize("sample", range(13))
+@pytest.mark.parametrize("sample", range(14))
 def test_opcheck(sample, device):
     op, args = _op_samples(device)[sample]
     # Sums by atomics are not the same twice, so the comparison of eager and compiled results is left out for GAS on CUDA.
@@ -249,6 +250,25 @@ def test_opcheck(sample, device):
     if not (device.type == "cuda" and "coo" in str(op)) and op is not torch.ops.gnnfast.coo_to_csr:
         checks.append("test_aot_dispatch_dynamic")
     torch.library.opcheck(op.default, args, test_utils=checks)
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_scaled_rows(mean, device):
+    """The op alone: gnnfast.spmm has no such argument."""
+    edge_index, graph, x, w = _inputs("hub", (1, 8), "scalar", torch.float64, device)
+    scale = torch.rand(40, dtype=torch.float64, device=device)
+    x, w = x.requires_grad_(), w.requires_grad_()
+
+    def function(x, w):
+        return torch.ops.gnnfast.spmm(*graph.args(csc=True), w, None, x.squeeze(1), mean, scale)
+
+    exact = reference_spmm(edge_index, 40, x, w, "mean" if mean else "sum").squeeze(1)
+    assert relative_error(function(x, w), scale.unsqueeze(1) * exact) < 1e-12
+    assert torch.autograd.gradcheck(function, (x, w), fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, (x, w), fast_mode=True)
+    for bad, message in ((scale[1:], "scale must have size 40"), (scale.float(), "scale must have dtype")):
+        with pytest.raises(RuntimeError, match=message):
+            torch.ops.gnnfast.spmm(*graph.args(csc=True), w, None, x.squeeze(1), mean, bad)
 
 
 def test_compile_fullgraph(device):

@@ -57,6 +57,11 @@ def reference(edge_index, num_dst, x, w, reduce, strategy, width, seed=0, rescal
     return out * scale if rescale and reduce == "sum" else out
 
 
+def calls(strategy: str) -> int:
+    """So many that draws are kept, if the strategy has none of chance, and weights beside them."""
+    return 1 if strategy == "random" else 3
+
+
 def _inputs(name, shape, weight, dtype, device):
     edge_index, num_src, num_dst = GRAPHS[name]()
     x = torch.randn(num_src, *shape, dtype=torch.float64).to(dtype)
@@ -73,9 +78,10 @@ def _inputs(name, shape, weight, dtype, device):
 def test_graphs(name, reduce, rescale, strategy, weight, device):
     edge_index, graph, x, w = _inputs(name, (2, 8), weight, torch.float64, device)
     for width in (1, 3, 64, 5000):
-        out = gnnfast.spmm_sampled(graph, x, w, reduce, width=width, strategy=strategy, rescale=rescale, seed=width)
         expected = reference(edge_index, graph.num_dst, x, w, reduce, strategy, width, width, rescale)
-        assert relative_error(out, expected) < 1e-10
+        for _ in range(calls(strategy)):
+            out = gnnfast.spmm_sampled(graph, x, w, reduce, width=width, strategy=strategy, rescale=rescale, seed=width)
+            assert relative_error(out, expected) < 1e-10
 
 
 @pytest.mark.parametrize("weight", [None, "scalar", "head"])
@@ -85,10 +91,11 @@ def test_widths_and_dtypes(dtype, shape, weight, device):
     edge_index, graph, x, w = _inputs("hub", shape, weight, dtype, device)
     # one staging of a warp, several, and rows that four warps share
     for strategy, width in (("random", 20), ("fastrand", 100), ("bucket", 129), ("random", 1000), ("fastrand", 2899)):
-        out = gnnfast.spmm_sampled(graph, x, w, width=width, strategy=strategy, seed=7)
-        assert out.dtype == dtype and out.shape == (40, *shape)
         exact = reference(edge_index, 40, x.double(), None if w is None else w.double(), "sum", strategy, width, 7)
-        assert relative_error(out, exact) < TOLERANCE[dtype]
+        for _ in range(calls(strategy)):
+            out = gnnfast.spmm_sampled(graph, x, w, width=width, strategy=strategy, seed=7)
+            assert out.dtype == dtype and out.shape == (40, *shape)
+            assert relative_error(out, exact) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("nnz", [577, 1154, 578])
@@ -120,7 +127,63 @@ def test_more_rows_than_a_grid_and_more_edges_than_a_stage(device):
     edge_index, num_src, num_dst = many_rows()
     graph = Graph.from_edge_index(edge_index.to(device), (num_src, num_dst))
     x = torch.randn(num_src, 1, 3, device=device)
-    assert torch.equal(gnnfast.spmm_sampled(graph, x, width=2), gnnfast.spmm(graph, x))  # no row has more
+    for strategy in ("random", "bucket", "bucket"):
+        assert torch.equal(gnnfast.spmm_sampled(graph, x, width=2, strategy=strategy), gnnfast.spmm(graph, x))  # no row has more
+
+
+# ---- draws that are kept ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("strategy", ["bucket", "fastrand"])
+def test_draws_are_kept_and_follow_graph_and_weights(strategy, device):
+    edge_index, graph, x, w = _inputs("hub", (1, 16), "scalar", torch.float64, device)
+
+    def check(graph, x, w, edge_index, num_dst):
+        out = gnnfast.spmm_sampled(graph, x, w, width=8, strategy=strategy)
+        assert relative_error(out, reference(edge_index, num_dst, x, w, "sum", strategy, 8)) < 1e-10
+
+    for change in (False, True):
+        if change:
+            w.mul_(2)  # in place: weights kept by slots must not be used again
+        for _ in range(3):
+            check(graph, x, w, edge_index, 40)
+    assert any("draws kept" in reason for _, _, reason in gnnfast.report().kernels)
+    kept = graph.drawn(gnnfast.config.STRATEGIES.index(strategy), 8)
+    before = graph.nbytes
+    for _ in range(3):
+        check(graph, x, torch.rand_like(w), edge_index, 40)  # other weights each time
+    assert graph.drawn(gnnfast.config.STRATEGIES.index(strategy), 8) is kept
+    reverse, y = graph.reverse(), torch.randn(40, 1, 16, device=device, dtype=torch.float64)
+    for _ in range(3):
+        check(reverse, y, w, edge_index.flip(0), 50)
+    assert graph.nbytes > before + 2 * 4 * reverse.draws(8)[1]  # what is kept is counted
+
+
+def test_draws_of_few_settings_are_kept(device):
+    _, graph, x, _ = _inputs("hub", (1, 4), None, torch.float32, device)
+    for width in range(10, 30):
+        for _ in range(2):
+            gnnfast.spmm_sampled(graph, x, width=width, strategy="bucket")
+    assert list(graph._shared["drawn"]) == [(False, 0, width) for width in range(26, 30)]
+
+
+def test_no_draws_are_kept_in_deterministic_mode(device):
+    """Two kernels add in different orders, so that the second result could differ from the first."""
+    _, graph, x, w = _inputs("hub", (1, 64), "scalar", torch.float32, device)
+    torch.use_deterministic_algorithms(True)
+    try:
+        results = [gnnfast.spmm_sampled(graph, x, w, width=100, strategy="fastrand") for _ in range(4)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+def test_kept_draws_in_inference_mode_serve_later_calls(device):
+    edge_index, graph, x, _ = _inputs("hub", (1, 8), None, torch.float64, device)
+    expected = reference(edge_index, 40, x, None, "sum", "fastrand", 8)
+    for _ in range(2):
+        with torch.inference_mode():
+            gnnfast.spmm_sampled(graph, x, width=8, strategy="fastrand")
+    out = gnnfast.spmm_sampled(graph, x, width=8, strategy="fastrand")
+    assert relative_error(out, expected) < 1e-10 and not out.is_inference()
 
 
 def test_non_contiguous_and_misaligned(device):
@@ -219,6 +282,13 @@ def test_opcheck(weight, transposed, device):
         a = torch.randn(graph.num_dst, 8, device=device, requires_grad=True)
         heads = 1 if w is None or w.dim() == 1 else 2
         torch.library.opcheck(torch.ops.gnnfast.sddmm_sampled.default, (*graph.sampled_args(csc=True), a, x, heads, 2, RANDOM, 9))
+
+
+def test_opcheck_draw(device):
+    _, graph, _, _ = _inputs("bipartite", (1, 1), None, torch.float32, device)
+    draws = graph.csr.rowptr.diff().clamp(max=2)
+    rowptr = torch.cat([draws.new_zeros(1), draws.cumsum(0, dtype=torch.int32)])
+    torch.library.opcheck(torch.ops.gnnfast.draw.default, (graph.csr.rowptr, rowptr, int(draws.sum()), 2, RANDOM, 5))
 
 
 def test_the_same_bits_every_time(device):

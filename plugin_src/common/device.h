@@ -10,6 +10,7 @@ struct SpmmArgs;
 struct SpmmCooArgs;
 struct SddmmArgs;
 struct SampledArgs;
+struct DrawArgs;
 struct SparseFeaturesArgs;
 
 struct Cpu {
@@ -18,6 +19,7 @@ struct Cpu {
   static void spmm_coo(const SpmmCooArgs& args, const Tensor& x);
   static void sddmm(const SddmmArgs& args, const Tensor& a);
   static void spmm_sampled(const SampledArgs& args, const Tensor& x);
+  static void draw(const DrawArgs& args, const Tensor& rowptr);
   static void sparse_features(const SparseFeaturesArgs& args, const Tensor& ref);
 };
 
@@ -27,6 +29,7 @@ struct Cuda {
   static void spmm_coo(const SpmmCooArgs& args, const Tensor& x);
   static void sddmm(const SddmmArgs& args, const Tensor& a);
   static void spmm_sampled(const SampledArgs& args, const Tensor& x);
+  static void draw(const DrawArgs& args, const Tensor& rowptr);
   static void sparse_features(const SparseFeaturesArgs& args, const Tensor& ref);
 };
 

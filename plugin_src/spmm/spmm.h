@@ -32,13 +32,22 @@ inline Tensor empty_like_rows(const Tensor& x, int64_t rows, ScalarType dtype) {
 }
 
 template <class Device>
-Tensor spmm(GNNFAST_GRAPH_PARAMS, const OptTensor& weight, const OptTensor& /*weight_t*/, const Tensor& x_, bool mean) {
+Tensor spmm(GNNFAST_GRAPH_PARAMS, const OptTensor& weight, const OptTensor& /*weight_t*/, const Tensor& x_, bool mean,
+            const OptTensor& scale) {
   const Tensor x = check_features("x", x_, -1);
   SpmmArgs args{};
   args.a = check_csr(rowptr, col, perm, schedule, layout, x);
   const OptTensor w = check_weight(args, weight, x);
   args.op = kSum;
   args.mean = mean;
+  if (scale) {
+    check_dtype("scale", *scale, ScalarType::Double);
+    check_same_device("scale", *scale, x);
+    check_dim("scale", *scale, 1);
+    check_size("scale", *scale, 0, args.a.num_rows);
+    STD_TORCH_CHECK(scale->is_contiguous(), "gnnfast: scale must be contiguous");
+    args.scale = scale->const_data_ptr<double>();
+  }
   args.x = x.const_data_ptr();
   Tensor out = empty_like_rows(x, args.a.num_rows, x.scalar_type());
   args.out = out.mutable_data_ptr();

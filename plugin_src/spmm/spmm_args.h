@@ -9,7 +9,7 @@
 //
 // `op` says what is reduced; the last three run over the transposed matrix in backward passes, where `self` are the features
 // of the row's own node and x the output gradients that are gathered:
-//   kSum                 sum, or mean when args.mean
+//   kSum                 sum, or mean when args.mean; row i times scale[i] where args.scale is given
 //   kMax                 max, or min when args.negate; NaN wins
 //   kMaxFirst            the same, aux[i, f] = user's id of the first edge that attains it (-1: none)
 //   kMaxCount            the same, aux[i, f] = number of edges that attain it
@@ -31,7 +31,7 @@ struct SpmmArgs {
   WeightMode mode;
   bool mean, negate;
   double empty;
-  const double* scale;     // CPU: [num_rows], by which sums are multiplied, or null
+  const double* scale;     // [num_rows] or null
   int64_t width, heads;    // F, H
   const void* weight;      // [E], [E, H]
   const void* x;           // [num_cols, F]

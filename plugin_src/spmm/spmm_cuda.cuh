@@ -283,9 +283,16 @@ struct Partial {
           p.aux[row * p.width + f + i] = value;
         }
       }
-    } else if (p.mean && degree > 0) {
+    } else {
+      if (p.mean && degree > 0) {
 #pragma unroll
-      for (int i = 0; i < VEC; ++i) acc[i] /= static_cast<A>(degree);
+        for (int i = 0; i < VEC; ++i) acc[i] /= static_cast<A>(degree);
+      }
+      if (OP == kSum && p.scale) {
+        const A scale = static_cast<A>(__ldg(p.scale + row));
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) acc[i] *= scale;
+      }
     }
     store_vector<VEC>(static_cast<T*>(p.out) + row * p.width + f, acc);
   }

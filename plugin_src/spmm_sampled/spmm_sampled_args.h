@@ -31,4 +31,12 @@ struct SampledArgs {
   void* dot;             // dot: [E, H], zeros
 };
 
+// Where the draws are: slot[k] of the matrix is draw k - drawn[i] of row i, for drawn[i] <= k < drawn[i + 1].
+struct DrawArgs {
+  const int32_t *rowptr, *drawn;  // [num_rows + 1]
+  int64_t num_rows;
+  Draw draw;
+  int32_t* slot;  // [drawn[num_rows]]
+};
+
 }  // namespace gnnfast

@@ -93,7 +93,18 @@ void Cpu::spmm_sampled(const SampledArgs& args, const Tensor& x) {
                 [&](int64_t begin, int64_t end) { run_rows(args, dtype, x.element_size(), begin, end); });
 }
 
+void Cpu::draw(const DrawArgs& p, const Tensor&) {
+  parallel_rows(p.drawn, p.num_rows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const uint32_t first = p.rowptr[row], nnz = p.rowptr[row + 1] - first, draws = draws_of(p.draw, nnz);
+      for (uint32_t i = 0; i < draws; ++i)
+        p.slot[p.drawn[row] + i] = static_cast<int32_t>(first + position_of(p.draw, static_cast<uint32_t>(row), i, nnz));
+    }
+  });
+}
+
 STABLE_TORCH_LIBRARY_IMPL(gnnfast, CPU, m) {
+  m.impl("draw", TORCH_BOX(&draw<Cpu>));
   m.impl("spmm_sampled", TORCH_BOX(&spmm_sampled<Cpu>));
   m.impl("sddmm_sampled", TORCH_BOX(&sddmm_sampled<Cpu>));
 }

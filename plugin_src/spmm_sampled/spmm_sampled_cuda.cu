@@ -289,7 +289,22 @@ __global__ void __launch_bounds__(kBlock) sddmm_sampled_kernel(const SampledArgs
   }
 }
 
+// A warp a row.
+__global__ void __launch_bounds__(kBlock) draw_kernel(const DrawArgs p) {
+  const int64_t row = (int64_t{blockIdx.x} * kBlock + threadIdx.x) / kWarp;
+  if (row >= p.num_rows) return;
+  const uint32_t first = p.rowptr[row], nnz = p.rowptr[row + 1] - first, draws = draws_of(p.draw, nnz);
+  for (uint32_t i = threadIdx.x % kWarp; i < draws; i += kWarp)
+    p.slot[p.drawn[row] + i] = static_cast<int32_t>(first + position_of(p.draw, static_cast<uint32_t>(row), i, nnz));
+}
+
 }  // namespace
+
+void Cuda::draw(const DrawArgs& args, const Tensor& rowptr) {
+  const Launch launch(rowptr);
+  draw_kernel<<<blocks_for(args.num_rows * kWarp), kBlock, 0, launch.stream>>>(args);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
 
 void Cuda::spmm_sampled(const SampledArgs& args, const Tensor& x) {
   const Launch launch(x);
@@ -322,6 +337,7 @@ void Cuda::spmm_sampled(const SampledArgs& args, const Tensor& x) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gnnfast, CUDA, m) {
+  m.impl("draw", TORCH_BOX(&draw<Cuda>));
   m.impl("spmm_sampled", TORCH_BOX(&spmm_sampled<Cuda>));
   m.impl("sddmm_sampled", TORCH_BOX(&sddmm_sampled<Cuda>));
 }
