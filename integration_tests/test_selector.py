@@ -57,7 +57,7 @@ def test_narrow_rows_must_be_sparser():
     assert abs(density.threshold(512) - 0.02) < 1e-9 and density.threshold(1024) == 0.04 < density.threshold(2000) < 0.1
 
 
-WIDE_IN = Layer(10_000, 10_000, 150_000, width_in=512, width_out=16, hops=1, x_grad=True, weight_grad=True)
+WIDE_IN = Layer("cpu", 10_000, 10_000, 150_000, width_in=512, width_out=16, hops=1, x_grad=True, weight_grad=True)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,8 @@ WIDE_IN = Layer(10_000, 10_000, 150_000, width_in=512, width_out=16, hops=1, x_g
         (WIDE_IN._replace(width_out=300, x_grad=False, weight_grad=False), True),  # in inference there is none
         (WIDE_IN._replace(num_dst=500, num_edges=5_000), False),  # products of ten times as many rows
         (WIDE_IN._replace(num_dst=500, num_edges=5_000, x_grad=False, product_share=0.01), True),  # which are sparse
+        (WIDE_IN._replace(device="cuda"), False),  # the host takes longer than the device saves
+        (WIDE_IN._replace(device="cuda", num_edges=2_000_000), True),
     ],
 )
 def test_order(layer, expected):

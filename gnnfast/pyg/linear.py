@@ -15,10 +15,9 @@ from gnnfast.patching import is_dispatched
 from gnnfast.pyg import guards
 from gnnfast.pyg.propagate import Fallback, check_module, reduction
 from gnnfast.reporting import fell_back, ran
-from gnnfast.selector import Layer, linear_first
+from gnnfast.selector import Layer, linear_first, saves_little
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-FEWEST_SAVED = 1 << 17  # elements
 # Orders round differently, which only these dtypes have the digits for.
 _REORDERED = (torch.float32, torch.float64)
 
@@ -173,7 +172,7 @@ def _project(module: Any, lin: Any, x: Tensor) -> Tensor:
 def _reorders(original: FunctionType, module: Any, lin: Any, x_src: Any, x_dst: Any, edge_index: Any, size: Any, hops: int) -> bool:
     """Whether ``aggregate(lin(x))`` gives the same as the layer and is cheaper. What is not certain runs as PyG wrote it."""
     csr = _is_csr(x_src)
-    if guards.context() or (not csr and not features.eligible(x_src) and _saves_little(lin, edge_index)):
+    if guards.context() or (not csr and not features.eligible(x_src) and _saves_little(lin, edge_index, hops)):
         return False  # at once
     if (not csr and guards.operand("x", x_src)) or not _plain(lin) or not _fits(x_src, lin.weight, lin.bias):
         return False
@@ -196,6 +195,7 @@ def _reorders(original: FunctionType, module: Any, lin: Any, x_src: Any, x_dst: 
     else:
         num_dst = size[1] if size is not None and size[1] is not None else x_src.shape[0]
     layer = Layer(
+        x_src.device.type,
         x_src.shape[0],
         num_dst,
         edge_index.shape[1],
@@ -209,8 +209,8 @@ def _reorders(original: FunctionType, module: Any, lin: Any, x_src: Any, x_dst: 
     return linear_first(layer)
 
 
-def _saves_little(lin: Any, edge_index: Any) -> bool:
-    """Whether the other order gathers so few elements less that looking further costs as much."""
+def _saves_little(lin: Any, edge_index: Any, hops: int) -> bool:
+    """Whether looking further costs more than the other order can save."""
     weight = getattr(lin, "weight", None)
     if not isinstance(weight, Tensor) or not isinstance(edge_index, Tensor):
         return False
@@ -218,7 +218,7 @@ def _saves_little(lin: Any, edge_index: Any) -> bool:
         return True  # PyG's own forward gives it a shape
     if weight.dim() != 2 or edge_index.dim() != 2:
         return False
-    return edge_index.shape[1] * (weight.shape[1] - weight.shape[0]) < FEWEST_SAVED
+    return saves_little(edge_index.device.type, edge_index.shape[1], weight.shape[1], weight.shape[0], hops)
 
 
 def _known_module(original: FunctionType, module: Any) -> bool:
