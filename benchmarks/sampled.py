@@ -210,7 +210,7 @@ def accuracies(task: Task, name: str, epochs: int) -> Iterator[tables.Row]:
             yield {"graph": name, "model": f"{kind}-128"} | row
 
 
-def training(device: torch.device, names: Iterable[str], seeds: int = 5, epochs: int = 150) -> Iterator[tables.Row]:
+def training(device: torch.device, names: Iterable[str], seeds: int = 10, epochs: int = 150) -> Iterator[tables.Row]:
     """Test accuracy (mean and standard deviation over seeds) of models trained on all edges and on half of them, drawn anew for
     each pass; both are evaluated on all edges."""
     for name in names:

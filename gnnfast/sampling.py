@@ -48,8 +48,8 @@ def run(
     rate = draws / max(graph.num_edges, 1)
     reason = f"{how.strategy}, at most {how.width} edges a node: {rate:.1%} of {graph.num_edges:,}"
     mean, strategy = reduce == "mean", STRATEGIES.index(how.strategy)
-    # Two kernels add in different orders; a deterministic result must not depend on how often the graph was used.
-    if how.strategy != "random" and not torch.are_deterministic_algorithms_enabled():
+    # Two CUDA kernels add in different orders; a deterministic result must not depend on how often the graph was used.
+    if how.strategy != "random" and not (x.is_cuda and torch.are_deterministic_algorithms_enabled()):
         kept = graph.drawn(strategy, how.width)
         weights = None if kept is None or weight is None else kept[0].slot_weights(weight, csc=False)
         if kept is not None and (weight is None or weights is not None):

@@ -165,8 +165,8 @@ def test_draws_of_few_settings_are_kept(device):
     assert list(graph._shared["drawn"]) == [(False, 0, width) for width in range(26, 30)]
 
 
-def test_no_draws_are_kept_in_deterministic_mode(device):
-    """Two kernels add in different orders, so that the second result could differ from the first."""
+def test_deterministic_mode_gives_the_same_bits_in_every_call(device):
+    """Two CUDA kernels add in different orders, so that draws must not be kept there."""
     _, graph, x, w = _inputs("hub", (1, 64), "scalar", torch.float32, device)
     torch.use_deterministic_algorithms(True)
     try:

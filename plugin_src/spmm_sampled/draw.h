@@ -79,6 +79,32 @@ GNNFAST_BOTH inline uint32_t position_of(const Draw& draw, uint32_t row, uint32_
   return static_cast<uint32_t>(turned < nnz ? turned : turned - nnz);
 }
 
+// Calls f(position) for each draw of a row in turn, without the divisions that position_of needs to find one by itself.
+template <class F>
+void for_each_draw(const Draw& draw, uint32_t row, uint32_t nnz, const F& f) {
+  const uint32_t draws = draws_of(draw, nnz);
+  if (draws == nnz || draw.strategy == kBucket) {
+    for (uint32_t i = 0; i < draws; ++i) f(i);
+  } else if (draw.strategy == kFastrand) {
+    const uint32_t step = 577 % nnz;
+    for (uint32_t i = 0, at = 0; i < draws; ++i) {
+      f(at);
+      at += step;
+      if (at >= nnz) at -= nnz;
+    }
+  } else {
+    const uint32_t turn = rotation(draw, row, nnz), quotient = nnz / draw.width, rest = nnz % draw.width;
+    for (uint32_t run = 0, first = 0, carry = 0; run < draws; ++run) {
+      carry += rest;
+      const bool longer = carry >= draw.width;
+      if (longer) carry -= draw.width;
+      const uint32_t length = quotient + longer, turned = first + below(hash(draw.seed, row, run), length) + turn;
+      f(turned < nnz ? turned : turned - nnz);
+      first += length;
+    }
+  }
+}
+
 // Whether kRandom takes the edge at `position` of its row.
 GNNFAST_BOTH inline bool is_taken(const Draw& draw, uint32_t row, uint32_t position, uint32_t nnz) {
   if (nnz <= draw.width) return true;

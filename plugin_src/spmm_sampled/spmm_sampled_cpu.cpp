@@ -13,60 +13,91 @@ namespace {
 
 constexpr int64_t kStagedRows = 256;
 
-// A CSR matrix of the drawn edges of some rows.
-struct Staged {
-  std::vector<int32_t> rowptr, col, id;
-  std::vector<double> scale;
+// Which slots of args.a kRandom takes, for a walk over the transpose: asking is_taken for each edge of it would cost more than
+// an exact backward pass. It lives as long as one call.
+std::vector<uint8_t> mark(const SampledArgs& p) {
+  std::vector<uint8_t> taken(p.a.num_edges);
+  parallel_rows(p.a.rowptr, p.a.num_rows, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      uint8_t* first = taken.data() + p.a.rowptr[row];
+      for_each_draw(p.draw, row, p.a.rowptr[row + 1] - p.a.rowptr[row], [&](uint32_t at) { first[at] = 1; });
+    }
+  });
+  return taken;
+}
 
+// A CSR matrix of the drawn edges of some rows.
+class Staged {
+ public:
   // Rows [begin, end) of args.a.
   void draw(const SampledArgs& p, int64_t begin, int64_t end) {
-    clear();
+    start(p.a, begin, end);
     for (int64_t row = begin; row < end; ++row) {
       const uint32_t first = p.a.rowptr[row], nnz = p.a.rowptr[row + 1] - first, draws = draws_of(p.draw, nnz);
-      for (uint32_t i = 0; i < draws; ++i) {
-        const uint32_t slot = first + position_of(p.draw, static_cast<uint32_t>(row), i, nnz);
-        col.push_back(p.a.col[slot]);
-        id.push_back(p.a.perm ? p.a.perm[slot] : slot);
-      }
-      rowptr.push_back(static_cast<int32_t>(col.size()));
-      scale.push_back(p.rescale && nnz > draws ? double(nnz) / draws : 1.0);
+      for_each_draw(p.draw, row, nnz, [&](uint32_t at) {
+        id_[count_] = static_cast<int32_t>(first + at);
+        col_[count_++] = p.a.col[first + at];
+      });
+      rowptr_.push_back(static_cast<int32_t>(count_));
+      scale_.push_back(p.rescale && nnz > draws ? double(nnz) / draws : 1.0);
     }
+    to_ids(p);
   }
 
   // Rows [begin, end) of args.t, of which it takes those edges that their row in args.a draws.
-  void filter(const SampledArgs& p, int64_t begin, int64_t end) {
-    clear();
+  void filter(const SampledArgs& p, const std::vector<uint8_t>& taken, int64_t begin, int64_t end) {
+    start(p.t, begin, end);
+    const uint8_t* is_taken = taken.data();
+    int32_t *col = col_.data(), *id = id_.data();
+    int64_t count = 0;
     for (int64_t row = begin; row < end; ++row) {
       for (int64_t at = p.t.rowptr[row]; at < p.t.rowptr[row + 1]; ++at) {
-        const int32_t target = p.t.col[at], slot = p.t.perm ? p.t.perm[at] : static_cast<int32_t>(at);
-        const int32_t first = p.a.rowptr[target], nnz = p.a.rowptr[target + 1] - first;
-        if (!is_taken(p.draw, target, slot - first, nnz)) continue;
-        col.push_back(target);
-        id.push_back(p.a.perm ? p.a.perm[slot] : slot);
+        const int32_t slot = p.t.perm ? p.t.perm[at] : static_cast<int32_t>(at);
+        id[count] = slot;
+        col[count] = p.t.col[at];
+        count += is_taken[slot];
       }
-      rowptr.push_back(static_cast<int32_t>(col.size()));
+      rowptr_.push_back(static_cast<int32_t>(count));
     }
+    count_ = count;
+    to_ids(p);
   }
 
   Csr csr() const {
     Csr m{};
-    m.rowptr = rowptr.data(), m.col = col.data(), m.perm = id.data();
-    m.num_rows = static_cast<int64_t>(rowptr.size()) - 1, m.num_edges = static_cast<int64_t>(col.size());
+    m.rowptr = rowptr_.data(), m.col = col_.data(), m.perm = id_.data();
+    m.num_rows = static_cast<int64_t>(rowptr_.size()) - 1, m.num_edges = count_;
     return m;
   }
 
+  const double* scale() const { return scale_.data(); }
+
  private:
-  void clear() {
-    rowptr.assign(1, 0);
-    col.clear(), id.clear(), scale.clear();
+  // Makes room for the edges of rows [begin, end), and for one more that is not taken.
+  void start(const Csr& m, int64_t begin, int64_t end) {
+    const size_t most = m.rowptr[end] - m.rowptr[begin] + 1;
+    if (col_.size() < most) col_.resize(most), id_.resize(most);
+    count_ = 0;
+    rowptr_.assign(1, 0);
+    scale_.clear();
   }
+
+  // From slots of args.a to the indices of weights and dot products.
+  void to_ids(const SampledArgs& p) {
+    if (p.a.perm && (p.weight || p.dot))
+      for (int64_t i = 0; i < count_; ++i) id_[i] = p.a.perm[id_[i]];
+  }
+
+  std::vector<int32_t> rowptr_, col_, id_;
+  std::vector<double> scale_;
+  int64_t count_ = 0;
 };
 
-void run_rows(const SampledArgs& p, DType dtype, int64_t size, int64_t begin, int64_t end) {
+void run_rows(const SampledArgs& p, const std::vector<uint8_t>& taken, DType dtype, int64_t size, int64_t begin, int64_t end) {
   Staged staged;
   for (int64_t first = begin; first < end; first += kStagedRows) {
     const int64_t rows = std::min(kStagedRows, end - first), offset = first * p.width * size;
-    p.t.rowptr ? staged.filter(p, first, first + rows) : staged.draw(p, first, first + rows);
+    p.t.rowptr ? staged.filter(p, taken, first, first + rows) : staged.draw(p, first, first + rows);
     const Csr m = staged.csr();
     if (p.dot) {
       SddmmArgs dot{};
@@ -79,7 +110,7 @@ void run_rows(const SampledArgs& p, DType dtype, int64_t size, int64_t begin, in
     sum.a = m, sum.op = kSum, sum.mean = p.mean, sum.width = p.width, sum.heads = p.heads;
     sum.mode = !p.weight ? kNoWeight : p.heads > 1 && p.heads == p.width ? kElementWeight : kHeadWeight;
     sum.weight = p.weight, sum.x = p.x, sum.out = static_cast<char*>(p.out) + offset;
-    sum.scale = p.rescale && !p.mean ? staged.scale.data() : nullptr;
+    sum.scale = p.rescale && !p.mean ? staged.scale() : nullptr;
     [&] { GNNFAST_CALL_ISA(spmm_rows, sum, dtype, 0, rows); }();
   }
 }
@@ -89,16 +120,17 @@ void run_rows(const SampledArgs& p, DType dtype, int64_t size, int64_t begin, in
 void Cpu::spmm_sampled(const SampledArgs& args, const Tensor& x) {
   const DType dtype = dtype_of("x", x);
   const Csr& rows = args.t.rowptr ? args.t : args.a;
+  const std::vector<uint8_t> taken = args.t.rowptr ? mark(args) : std::vector<uint8_t>();
   parallel_rows(rows.rowptr, rows.num_rows, args.width,
-                [&](int64_t begin, int64_t end) { run_rows(args, dtype, x.element_size(), begin, end); });
+                [&](int64_t begin, int64_t end) { run_rows(args, taken, dtype, x.element_size(), begin, end); });
 }
 
 void Cpu::draw(const DrawArgs& p, const Tensor&) {
   parallel_rows(p.drawn, p.num_rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      const uint32_t first = p.rowptr[row], nnz = p.rowptr[row + 1] - first, draws = draws_of(p.draw, nnz);
-      for (uint32_t i = 0; i < draws; ++i)
-        p.slot[p.drawn[row] + i] = static_cast<int32_t>(first + position_of(p.draw, static_cast<uint32_t>(row), i, nnz));
+      const int32_t first = p.rowptr[row];
+      int32_t* slot = p.slot + p.drawn[row];
+      for_each_draw(p.draw, row, p.rowptr[row + 1] - first, [&](uint32_t at) { *slot++ = first + static_cast<int32_t>(at); });
     }
   });
 }
