@@ -285,7 +285,11 @@ class Graph:
             if found is None:
                 if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                     return None
-                found = kept[key] = self._draw(strategy, width)
+                try:
+                    found = kept[key] = self._draw(strategy, width)
+                except torch.OutOfMemoryError:  # the user's call must not fail for it
+                    del kept[key]
+                    return None
                 cache.grew()
         if self.order is not None and "order" not in found[0]._shared:
             found[0]._shared.update(order=self.order, locality=self._shared["locality"])

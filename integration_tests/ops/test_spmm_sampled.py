@@ -165,6 +165,18 @@ def test_draws_of_few_settings_are_kept(device):
     assert list(graph._shared["drawn"]) == [(False, 0, width) for width in range(26, 30)]
 
 
+def test_no_memory_for_draws(device, monkeypatch):
+    edge_index, graph, x, _ = _inputs("hub", (1, 8), None, torch.float64, device)
+
+    def no_memory(*_):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Graph, "_draw", no_memory)
+    expected = reference(edge_index, 40, x, None, "sum", "fastrand", 8)
+    for _ in range(4):
+        assert relative_error(gnnfast.spmm_sampled(graph, x, width=8, strategy="fastrand"), expected) < 1e-10
+
+
 def test_deterministic_mode_gives_the_same_bits_in_every_call(device):
     """Two CUDA kernels add in different orders, so that draws must not be kept there."""
     _, graph, x, w = _inputs("hub", (1, 64), "scalar", torch.float32, device)
