@@ -212,7 +212,15 @@ def spmm_sampled(
         raise ValueError(f"strategy {strategy!r} has no gradient; use 'random', or call it under torch.no_grad()")
     flat = x if x.dim() == 2 else x.reshape(x.shape[0], x.shape[1:].numel())
     how = Sampling(strategy, min(width, 2**31 - 1), rescale)  # no row has more edges
-    out = sampling.run(graph, flat, weight, reduce, needs_grad, how, "gnnfast.spmm_sampled", seed)
+    place = "gnnfast.spmm_sampled"
+    if graph.draws(how.width)[0] > how.width:
+        out = sampling.run(graph, flat, weight, reduce, needs_grad, how, place, seed)
+    else:
+        if x.is_cuda:
+            graph.consider_locality(flat)
+        graph.uses += 1
+        ran(place, f"gar {reduce}", f"no node has more than {how.width} edges")
+        out = _run(graph, flat, weight, reduce, "even", 0.0, needs_grad, "gar", None)
     return out.view(graph.num_dst, *x.shape[1:])
 
 

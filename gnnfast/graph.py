@@ -19,6 +19,7 @@ from gnnfast.reporting import scheduled
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 _KEPT = 4  # weights, and draws, of a graph
+_CHECKED = 16  # entries of the cache that are looked at whenever one grows
 
 
 class Csr(NamedTuple):
@@ -61,7 +62,13 @@ class Graph:
         self.num_src, self.num_dst, self.num_edges, self.device = num_src, num_dst, num_edges, device
         self.uses = 0  # aggregations so far: a graph seen again is worth converting
         self._flipped = False
-        self._shared: dict[Any, Any] = {"lock": threading.RLock(), "weights": OrderedDict(), "drawn": OrderedDict(), "args": {}}
+        self._shared: dict[Any, Any] = {
+            "lock": threading.RLock(),
+            "weights": OrderedDict(),
+            "drawn": OrderedDict(),
+            "asked": {},
+            "args": {},
+        }
         self._args: dict[Any, tuple[Any, ...]] = self._shared["args"]
 
     # ---- construction ----------------------------------------------------------------------------------------------------
@@ -272,27 +279,32 @@ class Graph:
     def drawn(self, strategy: int, width: int) -> tuple[Graph, Tensor] | None:
         """The edges that a strategy without chance (see :mod:`gnnfast.ops.spmm_sampled`) draws, side by side: a graph whose edge
         ids are those of this one, and edges over draws of each row, ``[num_dst]`` float64. Made at the second request and kept for
-        the last few; ``None`` before, and if it would be made while a CUDA graph is captured."""
-        kept: OrderedDict[Any, tuple[Graph, Tensor] | None] = self._shared["drawn"]
-        key = self._flipped, strategy, width
-        with self._shared["lock"]:
+        the last few; ``None`` before, if there is no memory, and if it would be made while a CUDA graph is captured."""
+        shared, key = self._shared, (self._flipped, strategy, width)
+        kept: OrderedDict[Any, tuple[Graph, Tensor]] = shared["drawn"]
+        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        with shared["lock"]:
             if key not in kept:
-                kept[key] = None
-                while len(kept) > _KEPT:
-                    kept.popitem(last=False)
-                return None
-            found = kept[key]
-            if found is None:
-                if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                may = shared["asked"].get(key)
+                if may is None or capturing:
+                    shared["asked"].setdefault(key, True)
+                    return None
+                if not may:
                     return None
                 try:
-                    found = kept[key] = self._draw(strategy, width)
-                except torch.OutOfMemoryError:  # the user's call must not fail for it
-                    del kept[key]
+                    kept[key] = self._draw(strategy, width)
+                except RuntimeError:  # no memory; the user's call must not fail for it
+                    shared["asked"][key] = False
                     return None
+                while len(kept) > _KEPT:
+                    kept.popitem(last=False)
                 cache.grew()
-        if self.order is not None and "order" not in found[0]._shared:
-            found[0]._shared.update(order=self.order, locality=self._shared["locality"])
+            kept.move_to_end(key)
+            found = kept[key]
+            if capturing:  # replays read it, whatever is kept then
+                shared.setdefault("captured", {})[key] = found
+            else:
+                found[0]._follow(self)
         return found
 
     def _draw(self, strategy: int, width: int) -> tuple[Graph, Tensor]:
@@ -301,11 +313,21 @@ class Graph:
             degree = csr.rowptr.diff()
             draws = degree.clamp(max=width)
             rowptr = torch.cat([draws.new_zeros(1), draws.cumsum(0, dtype=torch.int32)])
-            slot = torch.ops.gnnfast.draw(csr.rowptr, rowptr, self.draws(width)[1], width, strategy, 0)
+            scale = degree.double() / draws.clamp(min=1)
+            slot = torch.ops.gnnfast.draw(csr.rowptr, rowptr, self.draws(width)[1], width, strategy)
             graph = Graph(self.num_src, self.num_dst, slot.numel(), self.device)
             perm = slot if csr.perm is None else csr.perm.index_select(0, slot)
             graph._shared["by_dst"] = _with_schedule(rowptr, csr.col.index_select(0, slot), perm)
-            return graph, degree.double() / draws.clamp(min=1)
+            return graph, scale
+
+    def _follow(self, other: Graph) -> None:
+        """Takes over the order in which the rows of another graph are worked on."""
+        wanted = {"order": other._shared["order"]} if "order" in other._shared else {}
+        if other.order is not None:
+            wanted["locality"] = other._shared["locality"]
+        if any(self._shared.get(key) is not value for key, value in wanted.items()):
+            self._shared.update(wanted)
+            self._scheduled("by_dst", self.csr, "locality")
 
     def prepared(self, width: int, csc: bool) -> bool:
         """Whether an aggregation of at most ``width`` edges a row needs nothing that is not there."""
@@ -369,7 +391,7 @@ class Graph:
             if sides and not torch.cuda.is_current_stream_capturing():
                 try:
                     self._shared["locality"] = schedule.Locality(sides, self.num_edges)
-                except torch.OutOfMemoryError:  # the user's call must not fail for it
+                except RuntimeError:  # no memory; the user's call must not fail for it
                     self._shared["locality"] = "no memory"
             return
         if torch.cuda.is_current_stream_capturing() or not state.ready():
@@ -433,7 +455,7 @@ class Graph:
         """Of :attr:`nbytes`, those of the schedules besides the one of each format."""
         shared = self._shared
         others = [shared.get("order"), list(shared.get("schedules", {}).values())]
-        drawn = [found[0] for found in list(shared["drawn"].values()) if found is not None]
+        drawn = [found[0] for found in list(shared["drawn"].values())]
         return _nbytes(_tensors([others, [[g.csr.schedule, list(g._shared.get("schedules", {}).values())] for g in drawn]]))
 
     def __repr__(self) -> str:
@@ -455,7 +477,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Graph):
-        yield from _tensors([v for k, v in list(value._shared.items()) if k not in ("coo", "args")])
+        yield from _tensors([v for k, v in list(value._shared.items()) if k not in ("coo", "asked", "args")])
     elif isinstance(value, (tuple, list, dict)):
         for v in list(value.values()) if isinstance(value, dict) else value:
             yield from _tensors(v)
@@ -509,7 +531,7 @@ class Cache:
     def __init__(self) -> None:
         self._entries: OrderedDict[Hashable, tuple[tuple[weakref.ref[Tensor], ...], tuple[int, ...], Any]] = OrderedDict()
         self._lock = threading.RLock()
-        self.hits = self.misses = self.evictions = 0
+        self.hits = self.misses = self.evictions = self._unchecked = 0
 
     def get(self, tensors: tuple[Tensor, ...], key: Hashable, build: Callable[[], Any]) -> Any:
         """The value for these tensors and ``key``, built if there is none. Not kept for inference tensors, which have no version
@@ -541,8 +563,13 @@ class Cache:
         self._entries.pop((tuple(map(id, tensors)), key), None)
 
     def grew(self) -> None:
-        """Drops old entries while the values exceed the budget."""
+        """Drops old entries while the values exceed the budget. Many entries are looked at only when some more have grown, or the
+        looking would take time with the square of their number."""
         with self._lock:
+            self._unchecked += 1
+            if self._unchecked * _CHECKED < len(self._entries):
+                return
+            self._unchecked = 0
             while len(self._entries) > 1 and self.nbytes > self.budget():
                 self._entries.popitem(last=False)
                 self.evictions += 1

@@ -51,12 +51,15 @@ def run(
     # Two CUDA kernels add in different orders; a deterministic result must not depend on how often the graph was used.
     if how.strategy != "random" and not (x.is_cuda and torch.are_deterministic_algorithms_enabled()):
         kept = graph.drawn(strategy, how.width)
-        weights = None if kept is None or weight is None else kept[0].slot_weights(weight, csc=False)
-        if kept is not None and (weight is None or weights is not None):
+        if kept is not None:
+            drawn, scale = kept
+            if weight is not None:
+                in_slots, perm = drawn.slot_weights(weight, csc=False), drawn.csr.perm
+                assert perm is not None
+                weight = weight.index_select(0, perm) if in_slots is None else in_slots[0]
             reporting.ran(place, f"sampled {reduce}", f"{reason}; draws kept")
-            args = kept[0].args(False, x.shape[1] * x.element_size(), permuted=False)
-            scale = kept[1] if how.rescale and not mean else None
-            return call(SPMM, False, args, None if weights is None else weights[0], None, x, mean, scale)
+            args = drawn.args(False, x.shape[1] * x.element_size(), permuted=False)
+            return call(SPMM, False, args, weight, None, x, mean, scale if how.rescale and not mean else None)
     reporting.ran(place, f"sampled {reduce}", reason)
     args = graph.sampled_args(csc=needs_grad)
     if weight is not None and not (needs_grad and weight.requires_grad):

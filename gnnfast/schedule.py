@@ -3,9 +3,8 @@ their edges, whoever reduces them when."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +16,7 @@ MIN_EDGES, MIN_DEGREE = 200_000, 4.0  # smaller and sparser graphs gather too li
 MIN_GATHERED = 512  # bytes a row gathers on average, from which locality outweighs that indices are read out of order
 
 
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(NamedTuple):
     """``items [n, 4]`` int32 and the sizes of its sections (``plugin_src/graph/schedule.h``)."""
 
     items: Tensor

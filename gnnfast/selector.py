@@ -215,5 +215,6 @@ def linear_first(layer: Layer) -> bool:
 
 
 def saves_little(device: str, num_edges: int, width_in: int, width_out: int, hops: int) -> bool:
-    """Whether the gathers alone, forward and backward, show that :func:`linear_first` will say no."""
-    return 2 * hops * num_edges * (width_in - width_out) < FEWEST_SAVED[device]
+    """Whether the edges alone, forward and backward, cost so little that :func:`linear_first` need not be asked; or the device has
+    no kernels."""
+    return 2 * hops * num_edges * (width_in - width_out) < FEWEST_SAVED.get(device, math.inf)

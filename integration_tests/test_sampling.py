@@ -159,6 +159,27 @@ def test_cuda_graph_capture(calls, edge_index):
     assert "would make the same draw in each replay" in reasons()
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+def test_captured_draws_outlive_other_settings(edge_index):
+    device = torch.device("cuda")
+    graph, x = Graph.from_edge_index(edge_index.to(device), 100), torch.randn(100, 8, device=device)
+
+    def call(width):
+        return gnnfast.spmm_sampled(graph, x, width=width, strategy="fastrand")
+
+    expected = [call(8) for _ in range(3)][-1]
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        out = call(8)
+    for width in range(9, 15):
+        for _ in range(2):
+            call(width)
+    scribbled = [torch.full((size,), 7, dtype=torch.int32, device=device) for size in (100, 101, 200, 800) for _ in range(50)]
+    captured.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected) and scribbled
+
+
 # ---- frameworks -------------------------------------------------------------------------------------------------------------
 @geometric
 @pytest.mark.parametrize("strategy", STRATEGIES)

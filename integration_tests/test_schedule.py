@@ -70,6 +70,31 @@ def test_locality_is_found_in_repeated_use(width, monkeypatch):
 
 
 @needs_cuda
+def test_kept_draws_follow_the_schedule(monkeypatch):
+    monkeypatch.setattr(schedule, "exceeds_cache", lambda *_: True)
+    edge_index, nodes = _communities()
+    graph, x = Graph.from_edge_index(edge_index.to(CUDA), nodes), torch.randn(nodes, 128, device=CUDA)
+
+    def call():
+        return gnnfast.spmm_sampled(graph, x, width=4, strategy="fastrand")
+
+    call()  # in the kernel, which adds in another order
+    first = call()
+    for _ in range(schedule.USES + 2):
+        assert torch.equal(call(), first)
+        torch.cuda.synchronize()
+    (made,) = gnnfast.report().schedules
+    drawn, _ = graph.drawn(1, 4)
+    assert made["used"] and drawn.order is graph.order and ("by_dst", "locality") in drawn._shared["schedules"]
+    assert graph.schedule_nbytes >= 16 * nodes + drawn.csr.schedule.nbytes
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        out = call()
+    captured.replay()
+    assert torch.equal(out, first)
+
+
+@needs_cuda
 def test_no_communities_no_schedule(monkeypatch):
     monkeypatch.setattr(schedule, "exceeds_cache", lambda *_: True)
     graph = Graph.from_edge_index(torch.randint(0, 100_000, (2, 1_000_000), device=CUDA), 100_000)

@@ -27,7 +27,7 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
       "spmm_sampled(" GNNFAST_GRAPH
       ", Tensor? order, Tensor? weight, Tensor x, int width, int strategy, int seed, bool mean, bool rescale, bool transposed) "
       "-> Tensor");
-  m.def("draw(Tensor rowptr, Tensor rowptr_drawn, int num_draws, int width, int strategy, int seed) -> Tensor");
+  m.def("draw(Tensor rowptr, Tensor rowptr_drawn, int num_draws, int width, int strategy) -> Tensor");
   m.def("sddmm_sampled(" GNNFAST_GRAPH ", Tensor a, Tensor b, int heads, int width, int strategy, int seed) -> Tensor");
   // spmm_sparse_features/sparse_features.h
   m.def("spmm_sparse_features(" GNNFAST_GRAPH

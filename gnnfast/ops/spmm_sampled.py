@@ -62,7 +62,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 SPMM_SAMPLED = register(Formula(_ops.spmm_sampled.default, _setup, _backward))
 
 
-# draw(rowptr, rowptr_drawn [M + 1], num_draws, width, strategy, seed) -> [num_draws]: the slot of each draw.
+# draw(rowptr, rowptr_drawn [M + 1], num_draws, width, strategy) -> [num_draws]: the slot of each draw; for strategies without
+# chance.
 
 
 @torch.library.register_fake("gnnfast::draw")

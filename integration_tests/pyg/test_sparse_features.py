@@ -167,6 +167,12 @@ def test_gradient_of_the_input_in_the_other_order(device, edge_index):
         assert "linear first" in _kernels()
 
 
+def test_devices_without_kernels_are_left_to_pyg():
+    edge_index, x = torch.zeros(2, 30, dtype=torch.long, device="meta"), torch.randn(10, 8, device="meta")
+    for make in (lambda: nn.SAGEConv(8, 4), lambda: nn.GraphConv(8, 4)):
+        assert make().to("meta")(x, edge_index).shape == (10, 4)
+
+
 def test_wider_outputs_keep_the_order(device, edge_index):
     layer = nn.SAGEConv(64, 128).to(device)
     layer(torch.randn(NODES, 64, device=device, requires_grad=True), edge_index)

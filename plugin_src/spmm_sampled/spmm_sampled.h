@@ -63,16 +63,15 @@ Tensor sddmm_sampled(GNNFAST_BOTH_GRAPHS, const Tensor& a_, const Tensor& b_, in
   return dot;
 }
 
-// rowptr_drawn [M + 1] counts min(nnz, width) draws a row, num_draws in all.
+// For strategies without chance. rowptr_drawn [M + 1] counts min(nnz, width) draws a row, num_draws in all.
 template <class Device>
-Tensor draw(const Tensor& rowptr, const Tensor& rowptr_drawn, int64_t num_draws, int64_t width, int64_t strategy,
-            int64_t seed) {
+Tensor draw(const Tensor& rowptr, const Tensor& rowptr_drawn, int64_t num_draws, int64_t width, int64_t strategy) {
   DrawArgs args{};
   args.rowptr = check_index("rowptr", rowptr, rowptr);
   args.drawn = check_index("rowptr_drawn", rowptr_drawn, rowptr);
   args.num_rows = rowptr.numel() - 1;
   check_size("rowptr_drawn", rowptr_drawn, 0, rowptr.numel());
-  args.draw = check_draw(width, strategy, seed);
+  args.draw = check_draw(width, strategy, 0);
   Tensor slot = make_empty(rowptr, {num_draws}, ScalarType::Int);
   args.slot = slot.mutable_data_ptr<int32_t>();
   if (num_draws > 0) Device::draw(args, rowptr);

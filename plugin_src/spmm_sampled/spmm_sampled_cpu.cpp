@@ -31,7 +31,8 @@ class Staged {
  public:
   // Rows [begin, end) of args.a.
   void draw(const SampledArgs& p, int64_t begin, int64_t end) {
-    start(p.a, begin, end);
+    const int64_t edges = p.a.rowptr[end] - p.a.rowptr[begin];
+    start(std::min<int64_t>(edges, (end - begin) * int64_t{p.draw.width}));
     for (int64_t row = begin; row < end; ++row) {
       const uint32_t first = p.a.rowptr[row], nnz = p.a.rowptr[row + 1] - first, draws = draws_of(p.draw, nnz);
       for_each_draw(p.draw, row, nnz, [&](uint32_t at) {
@@ -46,7 +47,7 @@ class Staged {
 
   // Rows [begin, end) of args.t, of which it takes those edges that their row in args.a draws.
   void filter(const SampledArgs& p, const std::vector<uint8_t>& taken, int64_t begin, int64_t end) {
-    start(p.t, begin, end);
+    start(p.t.rowptr[end] - p.t.rowptr[begin] + 1);  // and one that is not taken
     const uint8_t* is_taken = taken.data();
     int32_t *col = col_.data(), *id = id_.data();
     int64_t count = 0;
@@ -73,9 +74,7 @@ class Staged {
   const double* scale() const { return scale_.data(); }
 
  private:
-  // Makes room for the edges of rows [begin, end), and for one more that is not taken.
-  void start(const Csr& m, int64_t begin, int64_t end) {
-    const size_t most = m.rowptr[end] - m.rowptr[begin] + 1;
+  void start(size_t most) {
     if (col_.size() < most) col_.resize(most), id_.resize(most);
     count_ = 0;
     rowptr_.assign(1, 0);
