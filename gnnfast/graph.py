@@ -540,7 +540,10 @@ class Cache:
         entry = self._entries.get(full_key)
         if entry is not None:
             refs, versions, value = entry
-            if all(r() is t for r, t in zip(refs, tensors)) and versions == tuple(t._version for t in tensors):
+            for ref, t, version in zip(refs, tensors, versions):  # each call of a layer comes here: all() would take twice as long
+                if ref() is not t or t._version != version:
+                    break
+            else:
                 self.hits += 1
                 with contextlib.suppress(KeyError):  # dropped by another thread; the value is good all the same
                     self._entries.move_to_end(full_key)

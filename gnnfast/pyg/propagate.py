@@ -192,8 +192,8 @@ def _operands(
         weight = _weight(message, graph, x, weight, dim)
         if weight.device != x.device:
             raise Fallback("features and weights are on different devices")
-        dtype = torch.promote_types(x.dtype, weight.dtype)
-        if x.layout is torch.strided:
+        if x.dtype != weight.dtype and x.layout is torch.strided:
+            dtype = torch.promote_types(x.dtype, weight.dtype)
             x, weight = x.to(dtype), weight.to(dtype)
     if x.dtype not in FEATURE_DTYPES:
         raise Fallback(f"features are {x.dtype}")
@@ -214,12 +214,10 @@ def _operands(
 def _weight(message: Message, graph: Graph, x: Tensor, weight: Tensor, dim: int) -> Tensor:
     """The weight as ``[E]`` or ``[E, H]``, for the shapes where the framework's broadcasting means just that."""
     edges, shape = graph.num_edges, weight.shape
-    scalar = {
-        "view": weight.numel() == edges,
-        "unsqueeze": shape == (edges,),
-        "column": shape == (edges,),
-        "plain": shape == (edges, 1),
-    }[message.form]
+    if message.form == "view":
+        scalar = weight.numel() == edges
+    else:
+        scalar = shape == ((edges, 1) if message.form == "plain" else (edges,))
     # [E, 1] times x_j means a scalar per edge where edges are x_j's last dimension but one.
     if scalar and x.dim() >= 2 and dim == x.dim() - 2:
         return weight if weight.dim() == 1 else weight.reshape(-1)  # the same object: it is known by identity
