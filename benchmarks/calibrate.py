@@ -186,11 +186,7 @@ def main(arguments: list[str] | None = None) -> int:
         table = kept | {"device": record["environment"]["device"], "date": record["environment"]["date"], "costs": costs}
         Path(options.write).write_text(json.dumps(table, indent=1) + "\n")
     if options.out:
-        tables.save(record, options.out)
-        try:
-            print(chart(once, f"{options.out}.svg"))
-        except ImportError as error:
-            print(f"no chart: {error.name} is not installed; pip install 'gnnfast[bench]'")
+        tables.save_with_chart(record, options.out, lambda path: chart(once, path))
     return 0
 
 

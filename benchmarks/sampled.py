@@ -359,11 +359,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.script:
         print(tables.markdown(record))
     if options.out:
-        tables.save(record, options.out)
-        try:
-            print(chart(rows, f"{options.out}.svg"))
-        except ImportError as error:
-            print(f"no chart: {error.name} is not installed; pip install 'gnnfast[bench]'")
+        tables.save_with_chart(record, options.out, lambda path: chart(rows, path))
     return 0
 
 

@@ -302,13 +302,10 @@ def main(arguments: list[str] | None = None) -> int:
         table = json.loads(file.read_text()) if file.is_file() else {}
         table.setdefault("density", {}).setdefault(device.type, {}).update(fitted)
         file.write_text(json.dumps(table, indent=1) + "\n")
-    if options.out:
+    if options.out and fitted:
+        tables.save_with_chart(record, options.out, lambda path: chart(rows, path))
+    elif options.out:
         tables.save(record, options.out)
-        if fitted:
-            try:
-                print(chart(rows, f"{options.out}.svg"))
-            except ImportError as error:
-                print(f"no chart: {error.name} is not installed; pip install 'gnnfast[bench]'")
     return 0
 
 

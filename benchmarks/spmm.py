@@ -102,14 +102,11 @@ def measured(wanted: list[Case], make: Make, options: argparse.Namespace) -> dic
     return record
 
 
-def draw(record: dict[str, Any], out: str) -> None:
-    """Writes the chart, or says in a line why there is none."""
-    try:
-        from .plot import chart
-    except ImportError as error:
-        print(f"no chart: {error.name} is not installed; pip install 'gnnfast[bench]'")
-        return
-    print(chart(record, f"{out}.svg"))
+def draw(record: dict[str, Any], path: str) -> str:
+    """The chart of a record."""
+    from .plot import chart
+
+    return chart(record, path)
 
 
 # ---- the command line --------------------------------------------------------------------------------------------------------
@@ -181,8 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
             record = measured(wanted, make, options)
     print(tables.markdown(record | {"rows": []}), flush=True)
     if out:
-        tables.save(record, out)
-        draw(record, out)
+        tables.save_with_chart(record, out, lambda path: draw(record, path))
     failed = [row for row in record["rows"] if "failed" in row]
     if failed:
         print(f"{len(failed)} of {len(record['rows'])} cells failed:", *map(line, failed), sep="\n")

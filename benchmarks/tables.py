@@ -7,7 +7,7 @@ of rows too, or a dict of lines. Columns named ``A / B`` are ratios.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,15 @@ def save(record: dict[str, Any], path: str) -> None:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(f"{path}.json").write_text(json.dumps(record, indent=1) + "\n")
     Path(f"{path}.md").write_text(markdown(record) + "\n")
+
+
+def save_with_chart(record: dict[str, Any], path: str, chart: Callable[[str], str]) -> None:
+    """:func:`save`, and ``chart(path.svg)``, which returns a line to print; or a line that says why there is no chart."""
+    save(record, path)
+    try:
+        print(chart(f"{path}.svg"))
+    except ImportError as error:
+        print(f"no chart: {error.name} is not installed; pip install 'gnnfast[bench]'")
 
 
 def markdown(record: dict[str, Any]) -> str:
