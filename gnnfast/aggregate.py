@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from gnnfast import _native, autotune, features, sampling
-from gnnfast.config import STRATEGIES, settings
+from gnnfast.config import STRATEGIES, Settings, settings
 from gnnfast.graph import Graph, Tuned, saved_tensors_are_watched
 from gnnfast.reporting import ran
 from gnnfast.selector import CONVERTED, Choice, Request, Sampling, Statistics, select
 
 if _native.cpu.loaded:
+    from gnnfast.ops.layer import LAYER
     from gnnfast.ops.spmm import SPMM, SPMM_MAX, call
     from gnnfast.ops.spmm_coo import REDUCE
 
@@ -37,15 +38,16 @@ def aggregate(
 
     ``training`` is off where a model is known to be only evaluated, whether or not gradients are enabled. ``owner`` is the layer,
     by which constant features are known again (see :mod:`gnnfast.features`)."""
-    compiling = torch.compiler.is_compiling()
-    sampling_asked = not compiling and (settings().sample != "off" or settings().kernel == "sampled")
-    if owner is not None and not sampling_asked:
+    grad_enabled = torch.is_grad_enabled()
+    needs_grad = grad_enabled and (x.requires_grad or (weight is not None and weight.requires_grad))
+    if torch.compiler.is_compiling():  # compiled code holds one kernel, and is exact
+        return _run(graph, x, weight, reduce, ties, empty, needs_grad, "gar", None)
+    current = settings()
+    sampling_asked = _samples(current)
+    if owner is not None and not x.requires_grad and not sampling_asked:
         compressed = features.try_aggregate(graph, x, weight, reduce, owner, place)
         if compressed is not None:
             return compressed
-    weighted_grad = weight is not None and weight.requires_grad
-    grad_enabled = torch.is_grad_enabled()
-    needs_grad = grad_enabled and (x.requires_grad or weighted_grad)
     choice, tuned = choose(graph, x, reduce, needs_grad), None
     reason = choice.reason
     if sampling_asked:
@@ -53,11 +55,9 @@ def aggregate(
         if not isinstance(planned, str):
             return sampling.run(graph, x, weight, reduce, needs_grad, planned, place)
         reason += f"; not sampled: {planned}"
-    if compiling:
-        return _run(graph, x, weight, reduce, ties, empty, needs_grad, choice.kernel, None)
     if x.is_cuda:
-        graph.consider_locality(x)
-        if settings().autotune:
+        graph.consider_locality(x.nbytes)
+        if current.autotune:
             tuned = _tuned(graph, x, weight, reduce, ties, empty, needs_grad, choice)
         if tuned is not None:
             choice = Choice(tuned.kernel, choice.reason)
@@ -65,6 +65,51 @@ def aggregate(
     graph.uses += 1
     ran(place, f"{choice.kernel} {reduce}", reason)
     return _run(graph, x, weight, reduce, ties, empty, needs_grad, choice.kernel, tuned)
+
+
+def aggregate_linear(
+    graph: Graph,
+    x: Tensor,
+    lin_weight: Tensor,
+    bias: Tensor | None,
+    weight: Tensor | None,
+    reduce: str,
+    *,
+    place: str,
+    owner: object,
+) -> Tensor | None:
+    """The sum or mean of ``x @ lin_weight.t()``, plus ``bias``, on unchecked operands of one dtype: ``[num_dst, O]``. ``None``
+    where there is something to convert, decide or watch first; :func:`aggregate` then does the middle part.
+
+    ``owner`` is the linear layer, by which constant features are known again."""
+    current, grad_enabled = settings(), torch.is_grad_enabled()
+    csc = grad_enabled and (x.requires_grad or lin_weight.requires_grad)
+    needs_grad = csc or (grad_enabled and bias is not None and bias.requires_grad)
+    if _samples(current) or current.kernel == "gas" or current.autotune or not graph.has(csc):
+        return None
+    if grad_enabled and (saved_tensors_are_watched() or (weight is not None and weight.requires_grad)):
+        return None
+    in_slots = (None, None) if weight is None else graph.slot_weights(weight, csc)
+    if in_slots is None:
+        return None
+    row_bytes = lin_weight.shape[0] * lin_weight.element_size()
+    found, product = None if x.requires_grad else features.find(x, owner, "product"), None
+    if found is not None:
+        try:
+            product = found[0].product(csc, row_bytes)
+        except features.CapturingError:
+            return None
+        ran(place, "sparse product", found[1])
+    if x.is_cuda:
+        graph.consider_locality(graph.num_src * row_bytes)
+    graph.uses += 1
+    ran(place, f"linear and gar {reduce}", CONVERTED.reason)
+    arguments = (*in_slots, reduce == "mean", product, x, lin_weight, bias)
+    return call(LAYER, needs_grad, graph.args(csc, row_bytes, permuted=False), *arguments)  # type: ignore[no-any-return]
+
+
+def _samples(current: Settings) -> bool:
+    return current.sample != "off" or current.kernel == "sampled"
 
 
 def _run(
@@ -217,7 +262,7 @@ def spmm_sampled(
         out = sampling.run(graph, flat, weight, reduce, needs_grad, how, place, seed)
     else:
         if x.is_cuda:
-            graph.consider_locality(flat)
+            graph.consider_locality(flat.nbytes)
         graph.uses += 1
         ran(place, f"gar {reduce}", f"no node has more than {how.width} edges")
         out = _run(graph, flat, weight, reduce, "even", 0.0, needs_grad, "gar", None)

@@ -24,8 +24,8 @@ from gnnfast.reporting import measured, ran
 from gnnfast.selector import SparseChoice, densities, sparse_pays
 
 if _native.cpu.loaded:
-    from gnnfast.ops.spmm import SPMM, call
-    from gnnfast.ops.spmm_sparse_features import SPARSE_FEATURES
+    from gnnfast.ops.spmm import GRAPH_ARGS, SPMM, call
+    from gnnfast.ops.spmm_sparse_features import PRODUCT, SPARSE_FEATURES
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 MIN_WIDTH, MIN_ELEMENTS = 128, 1 << 18  # smaller features cost next to nothing dense
@@ -101,12 +101,26 @@ class Features:
         """The matrix as a graph from its columns to its rows: the product with dense weights is an aggregation over it."""
         return Graph.from_csr(self.rowptr, self.col, num_src=self.shape[1])
 
+    @cached_property
+    def values_t(self) -> Tensor:
+        """The values in the order of the transpose."""
+        perm = self.graph.csc.perm
+        return self.values if perm is None else self.values.index_select(0, perm)
+
     def graph_for(self, csc: bool) -> Graph:
         """:attr:`graph` with the formats that a product, and with ``csc`` its gradient, need. Raises CapturingError if they cannot
         be made now."""
-        if "graph" not in self.__dict__ or not self.graph.has(csc):
-            _unless_capturing(self.col, lambda _: self.graph.args(csc))
+        made = self.__dict__
+        if "graph" not in made or (csc and "values_t" not in made):
+            _unless_capturing(self.col, lambda _: self.values_t if csc else self.graph.csr)
+            cache.grew()
         return self.graph
+
+    def product(self, csc: bool, row_bytes: int) -> tuple[Any, ...]:
+        """What the product with ``row_bytes`` of weights a column takes before the weights, with ``csc`` that of its gradient too.
+        Raises CapturingError if it cannot be made now."""
+        args = self.graph_for(csc).args(csc, row_bytes, permuted=False)
+        return *args, self.values, self.values_t if csc else None
 
     @property
     def density(self) -> float:
@@ -117,7 +131,9 @@ class Features:
     def nbytes(self) -> int:
         # The graph holds rowptr and col themselves.
         structure = self.graph.nbytes if "graph" in self.__dict__ else self.rowptr.nbytes + self.col.nbytes
-        return structure + self.values.nbytes + (0 if self.slot is None else self.slot.nbytes)
+        values_t = self.__dict__.get("values_t", self.values)
+        further = [t.nbytes for t in (self.slot, None if values_t is self.values else values_t) if t is not None]
+        return structure + self.values.nbytes + sum(further)
 
     def __repr__(self) -> str:
         return f"Features({list(self.shape)}, density={self.density:.2%}, dtype={self.values.dtype})"
@@ -141,18 +157,15 @@ def aggregate(graph: Graph, features: Features, weight: Tensor | None, reduce: s
 
 
 def multiply(features: Features, weight: Tensor, values: Tensor | None = None) -> Tensor:
-    """``[N, O]``: the features times dense ``weight [F, O]``, on unchecked operands. Raises CapturingError."""
-    x = features.values if values is None else values
-    grad_enabled = torch.is_grad_enabled()
-    needs_grad = grad_enabled and (weight.requires_grad or x.requires_grad)
+    """``[N, O]``: the features times the transpose of dense ``weight [O, F]``, on unchecked operands. ``values`` are used instead
+    of those of the features, for a gradient. Raises CapturingError."""
+    grad_enabled, row_bytes = torch.is_grad_enabled(), weight.shape[0] * weight.element_size()
+    if values is not None and values.requires_grad and grad_enabled:
+        args = features.graph_for(True).args(True, row_bytes)
+        return call(SPMM, True, args, values, None, weight.t().contiguous(), False, None)
     csc = grad_enabled and weight.requires_grad
-    graph = features.graph_for(needs_grad)
-    row_bytes = weight.shape[1] * weight.element_size()
-    if not (grad_enabled and x.requires_grad):
-        in_slots = graph.slot_weights(x, csc)
-        if in_slots is not None:
-            return call(SPMM, needs_grad, graph.args(csc, row_bytes, False), *in_slots, weight, False, None)
-    return call(SPMM, needs_grad, graph.args(needs_grad, row_bytes), x, None, weight, False, None)
+    product = features.product(csc, row_bytes)
+    return call(PRODUCT, csc, product[:GRAPH_ARGS], *product[GRAPH_ARGS:], weight)
 
 
 # ---- constant dense features ---------------------------------------------------------------------------------------------------
@@ -161,6 +174,7 @@ class Measured:
 
     def __init__(self, x: Tensor) -> None:
         self.features: Features | None = None
+        self.choices: dict[Any, SparseChoice] = {}
         self.density = int(x.detach().count_nonzero()) / x.numel()
         self._entry = measured(list(x.shape), str(x.dtype).removeprefix("torch."), self.density)
 
@@ -188,6 +202,7 @@ def eligible(x: Tensor) -> bool:
     return not (
         type(x) is not Tensor
         or x.requires_grad
+        or torch._C._get_tracing_state() is not None  # which would warn of the comparisons
         or x.dim() != 2
         or x.shape[1] < MIN_WIDTH
         or x.numel() < MIN_ELEMENTS
@@ -230,7 +245,12 @@ def _unless_capturing(x: Tensor, make: Callable[[Tensor], Any]) -> Any:
 
 def choose(x: Tensor, found: Measured, what: str) -> SparseChoice:
     """The selector's choice for measured features: ``what`` is ``"aggregate"`` or ``"product"``."""
-    return sparse_pays(x.device.type, what, found.density, x.shape[1], x.element_size(), settings())
+    current = settings()
+    key = what, current.feature_density_threshold
+    choice = found.choices.get(key)
+    if choice is None:
+        choice = found.choices[key] = sparse_pays(x.device.type, what, found.density, x.shape[1], x.element_size(), current)
+    return choice
 
 
 def share(x: Tensor, found: Measured, what: str) -> float:
@@ -244,7 +264,7 @@ def try_aggregate(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, o
     """:func:`aggregate` where ``x`` is constant and so sparse that it pays, else ``None``."""
     if reduce not in ("sum", "mean") or (weight is not None and weight.dim() != 1):
         return None
-    chosen = _chosen(x, owner, "aggregate")
+    chosen = find(x, owner, "aggregate")
     if chosen is None:
         return None
     ran(place, f"sparse features {reduce}", chosen[1])
@@ -253,19 +273,20 @@ def try_aggregate(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, o
 
 def try_multiply(x: Tensor, weight: Tensor, owner: object, place: str) -> Tensor | None:
     """``x @ weight.t()`` for ``weight [O, F]`` where ``x`` is constant and so sparse that it pays, else ``None``."""
-    chosen = _chosen(x, owner, "product")
+    chosen = find(x, owner, "product")
     if chosen is None:
         return None
     try:
-        out = multiply(chosen[0], weight.t().contiguous())
+        out = multiply(chosen[0], weight)
     except CapturingError:
         return None
     ran(place, "sparse product", chosen[1])
     return out
 
 
-def _chosen(x: Tensor, owner: object, what: str) -> tuple[Features, str] | None:
-    """The compressed features, if they are to be used, and the reason."""
+def find(x: Tensor, owner: object, what: str) -> tuple[Features, str] | None:
+    """The compressed copy of ``x`` and the reason, if ``x`` is constant and so sparse that it pays for ``what`` (as
+    :func:`choose`)."""
     found = measure(x, owner, what)
     if found is None:
         return None
@@ -337,7 +358,7 @@ def aggregate_csr(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, p
 def multiply_csr(x: Tensor, weight: Tensor, place: str) -> Tensor:
     """``x @ weight.t()`` for ``weight [O, F]``, on unchecked operands. Raises CapturingError."""
     features = Features.of_csr(x)
-    out = multiply(features, weight.t().contiguous(), features.values_of(x))
+    out = multiply(features, weight, features.values_of(x))
     ran(place, "sparse product", f"x is torch.sparse_csr, density {features.density:.2%}")
     return out
 

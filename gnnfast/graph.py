@@ -373,9 +373,9 @@ class Graph:
         found = schedules[side, kind]
         return csr._replace(schedule=found.items, layout=found.layout)
 
-    def consider_locality(self, x: Tensor) -> None:
-        """Called before each aggregation on CUDA: after some uses of a graph that it is expected to help, starts to make a locality
-        schedule, and takes it over once it is there. Waits for nothing."""
+    def consider_locality(self, x_bytes: int) -> None:
+        """Called before each aggregation of so many bytes of features on CUDA: after some uses of a graph that it is expected to
+        help, starts to make a locality schedule, and takes it over once it is there. Waits for nothing."""
         if self.uses < schedule.USES:
             return
         state = self._shared.get("locality")
@@ -385,7 +385,7 @@ class Graph:
             if self.num_src != self.num_dst or not schedule.large_enough(self.num_dst, self.num_edges):
                 self._shared["locality"] = "too small, too sparse or bipartite"
                 return
-            if not schedule.exceeds_cache(x.nbytes, self.device):
+            if not schedule.exceeds_cache(x_bytes, self.device):
                 return
             sides = {side: self._shared[side] for side in ("by_dst", "by_src") if side in self._shared}
             if sides and not torch.cuda.is_current_stream_capturing():
@@ -413,11 +413,18 @@ class Graph:
     def slot_weights(self, weight: Tensor, csc: bool) -> tuple[Tensor, Tensor | None] | None:
         """The weight ``[num_edges]`` or ``[num_edges, H]`` in the slot orders of CSR and CSC, kept from the second time the same,
         unchanged tensor is used on; ``None`` where reading it through ``perm`` is as good (first use, or no perm)."""
+        watched = torch.is_grad_enabled() and saved_tensors_are_watched()
+        first, second = ("by_src", "by_dst") if self._flipped else ("by_dst", "by_src")
+        kept: OrderedDict[int, list[Any]] = self._shared["weights"]
+        entry = kept.get(id(weight))
+        if entry is not None and not watched and entry[0]() is weight and entry[1] == weight._version:
+            orders = entry[2]
+            if first in orders and (not csc or second in orders):  # without the lock: each call of a layer comes here
+                return orders[first], orders[second] if csc else None
         if self.csr.perm is None and (not csc or self.csc.perm is None):
             return (weight, weight) if csc else (weight, None)
-        if weight.is_inference() or (torch.is_grad_enabled() and saved_tensors_are_watched()):
+        if watched or weight.is_inference():
             return None
-        kept: OrderedDict[int, list[Any]] = self._shared["weights"]
         with self._shared["lock"]:
             entry = kept.get(id(weight))
             if entry is None or entry[0]() is not weight or entry[1] != weight._version:
@@ -426,16 +433,14 @@ class Graph:
                     kept.popitem(last=False)
                 return None
             orders = entry[2]
-            sides = ("by_dst", "by_src") if csc else ("by_src" if self._flipped else "by_dst",)
-            if weight.is_cuda and any(s not in orders for s in sides) and torch.cuda.is_current_stream_capturing():
+            missing = [side for side in ((first, second) if csc else (first,)) if side not in orders]
+            if missing and weight.is_cuda and torch.cuda.is_current_stream_capturing():
                 return None  # what a capture makes has no values before the replay
-            for side in sides:
-                if side not in orders:
-                    perm = self._format(side).perm
-                    with torch.no_grad(), torch.inference_mode(False):
-                        orders[side] = weight.detach() if perm is None else weight.detach().index_select(0, perm)
-                    cache.grew()
-        first, second = ("by_src", "by_dst") if self._flipped else ("by_dst", "by_src")
+            for side in missing:
+                perm = self._format(side).perm
+                with torch.no_grad(), torch.inference_mode(False):
+                    orders[side] = weight.detach() if perm is None else weight.detach().index_select(0, perm)
+                cache.grew()
         return orders[first], orders.get(second) if csc else None
 
     @property

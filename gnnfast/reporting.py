@@ -96,8 +96,9 @@ def ran(place: str, kernel: str, reason: str) -> None:
     """Counts a call that a kernel served."""
     key = (place, kernel, reason)
     with _lock:
-        if key in _counts.kernels or len(_counts.kernels) < _MOST:
-            _counts.kernels[key] += 1
+        calls = _counts.kernels.get(key, 0)
+        if calls or len(_counts.kernels) < _MOST:
+            _counts.kernels[key] = calls + 1
     if settings().log == "debug":
         _emit(f"{place}: {kernel} ({reason})")
 

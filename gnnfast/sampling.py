@@ -41,7 +41,7 @@ def run(
 ) -> Tensor:
     """One sampled aggregation on operands as :func:`gnnfast.aggregate.aggregate` takes them."""
     if x.is_cuda:
-        graph.consider_locality(x)
+        graph.consider_locality(x.nbytes)
     graph.uses += 1
     _, draws = graph.draws(how.width)
     reporting.sampled(graph.num_edges, draws)

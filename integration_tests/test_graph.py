@@ -138,10 +138,10 @@ def test_cache_follows_identity_version_and_lifetime():
 
 
 def test_user_tensor_is_not_kept_alive():
-    from gnnfast.pyg.propagate import _graph
+    from gnnfast.pyg.propagate import graph_of
 
     edge_index = torch.randint(0, 9, (2, 20))
-    graph = weakref.ref(_graph(edge_index, 9, 9, True))
+    graph = weakref.ref(graph_of(edge_index, 9, 9, True))
     assert graph() is not None and graph().csr is graph().csr
     tensor = weakref.ref(edge_index)
     del edge_index

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.ops.spmm import _NO_GRAPH_GRADS, GRAPH_ARGS, attained, edges, needs, save, saved, spread, swap
+from gnnfast.ops.spmm import GRAPH_ARGS, Formula, attained, edges, register, spread, swap
 
 _ops = torch.ops.gnnfast
 
@@ -22,14 +22,13 @@ def _(*args: Any) -> Tensor:
     return a.new_empty(col.shape[0], heads)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    graph, (a, b, _, *rest) = inputs[:GRAPH_ARGS], inputs[GRAPH_ARGS:]
-    save(ctx, tuple(graph), a, b, *rest)
+def _keep(ctx: Any, needs: Any, _: Any, a: Tensor, b: Tensor, heads: int, *rest: Any) -> tuple[Any, ...]:
+    return a, b, *rest
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    graph, (a, b, weight, value, arg) = saved(ctx)
-    need_a, need_b = needs(ctx)[:2]
+def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tuple[Any, ...]:
+    a, b, weight, value, arg = kept
+    need_a, need_b = needs[:2]
     grad_a = grad_b = None
     if value is None and arg is None:
         if need_a:
@@ -43,10 +42,10 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
             grad_a = torch.zeros_like(a).index_add(0, row, per_edge * b[column])
         if need_b:
             grad_b = torch.zeros_like(b).index_add(0, column, per_edge * a[row])
-    return (*_NO_GRAPH_GRADS, grad_a, grad_b, None, None, None, None)
+    return grad_a, grad_b, None, None, None, None
 
 
-torch.library.register_autograd("gnnfast::sddmm", _backward, setup_context=_setup)
+register(Formula(_ops.sddmm.default, _keep, _backward))
 
 
 # sddmm_coo(row [E], column [E], a [M, F], b [N, F], heads) -> [E, H]

@@ -30,37 +30,19 @@ def _rows(graph: tuple[Any, ...]) -> int:
     return graph[0].shape[0] - 1
 
 
-def save(ctx: Any, graph: tuple[Any, ...], *tensors: Tensor | None) -> None:
-    """Saves the graph and further tensors for a backward pass."""
-    if hasattr(ctx, "graph"):  # run by Eager; the graph's arrays are ours and never change, so they need no bookkeeping
-        ctx.save_for_backward(*tensors)
-    else:
-        ctx.layouts = graph[4], graph[9]
-        ctx.save_for_backward(*graph[:4], *graph[5:9], *tensors)
-
-
-def saved(ctx: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """What :func:`save` saved."""
-    s = ctx.saved_tensors
-    if hasattr(ctx, "graph"):
-        return ctx.graph, s
-    return (*s[:4], ctx.layouts[0], *s[4:8], ctx.layouts[1]), s[8:]
-
-
-def needs(ctx: Any) -> tuple[bool, ...]:
-    """Which of the arguments after the graph need a gradient."""
-    return ctx.needs_input_grad[1:-1] if hasattr(ctx, "graph") else ctx.needs_input_grad[GRAPH_ARGS:]
-
-
 _below_autograd: Callable[[], AbstractContextManager[None]] = getattr(torch._C, "_AutoDispatchBelowAutograd", nullcontext)
 
 
 class Formula(NamedTuple):
-    """An op with its autograd formula."""
+    """An op and its autograd formula. Inputs, and which of them need a gradient, are those after the graph.
+
+    ``keep(ctx, needs, output, *inputs)`` returns the tensors that the backward pass wants, and puts what is no tensor into ``ctx``;
+    ``backward(ctx, graph, kept, needs, *grads)`` returns the gradients of the inputs.
+    """
 
     op: Any
-    setup: Any
-    backward: Any
+    keep: Callable[..., tuple[Tensor | None, ...]]
+    backward: Callable[..., tuple[Tensor | None, ...]]
 
 
 class Eager(torch.autograd.Function):
@@ -68,23 +50,36 @@ class Eager(torch.autograd.Function):
     of host time a call, as much as a whole layer on a small graph."""
 
     @staticmethod
-    def forward(ctx: Any, graph: tuple[Any, ...], *inputs: Any) -> Any:
-        formula = inputs[-1]
-        arguments = (*graph, *inputs[:-1])
-        ctx.graph, ctx.formula = graph, formula.backward
+    def forward(ctx: Any, graph: tuple[Any, ...], formula: Formula, *inputs: Any) -> Any:
+        ctx.graph, ctx.formula = graph, formula.backward  # the graph's arrays are ours and never change: no need to save them
         with _below_autograd():
-            output = formula.op(*arguments)
-        formula.setup(ctx, arguments, output)
+            output = formula.op(*graph, *inputs)
+        ctx.save_for_backward(*formula.keep(ctx, ctx.needs_input_grad[2:], output, *inputs))
         return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return (None, *ctx.formula(ctx, *grads)[GRAPH_ARGS:], None)
+        return (None, None, *ctx.formula(ctx, ctx.graph, ctx.saved_tensors, ctx.needs_input_grad[2:], *grads))
+
+
+# What Function.apply does after some preparations for functorch, which take as long again.
+_apply = super(torch.autograd.Function, Eager).apply
 
 
 def register(formula: Formula) -> Formula:
     """Registers a formula for its op."""
-    torch.library.register_autograd(formula.op, formula.backward, setup_context=formula.setup)
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        graph, needs = inputs[:GRAPH_ARGS], ctx.needs_input_grad[GRAPH_ARGS:]
+        ctx.layouts = graph[4], graph[9]
+        ctx.save_for_backward(*graph[:4], *graph[5:9], *formula.keep(ctx, needs, output, *inputs[GRAPH_ARGS:]))
+
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        s = ctx.saved_tensors
+        graph = (*s[:4], ctx.layouts[0], *s[4:8], ctx.layouts[1])
+        return *_NO_GRAPH_GRADS, *formula.backward(ctx, graph, s[8:], ctx.needs_input_grad[GRAPH_ARGS:], *grads)
+
+    torch.library.register_autograd(formula.op, backward, setup_context=setup)
     return formula
 
 
@@ -93,7 +88,8 @@ def call(formula: Formula, needs_grad: bool, graph: tuple[Any, ...], *arguments:
     if torch.compiler.is_compiling():
         return formula.op(*graph, *arguments)
     if needs_grad:
-        return Eager.apply(graph, *arguments, formula)
+        apply = Eager.apply if torch._C._are_functorch_transforms_active() else _apply
+        return apply(graph, formula, *arguments)
     with _below_autograd():  # the registered autograd kernel is Python, and passing through it costs as much as a small graph
         return formula.op(*graph, *arguments)
 
@@ -137,15 +133,14 @@ def _(*args: Any) -> Tensor:
     return x.new_empty(_rows(args), x.shape[1])
 
 
-def _spmm_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *graph, weight, weight_t, x, ctx.mean, scale = inputs
-    weighted = weight is not None and needs(ctx)[0]
-    save(ctx, tuple(graph), weight, weight_t, x if weighted else None, scale)
+def _spmm_keep(ctx: Any, needs: Any, _: Any, weight: Any, weight_t: Any, x: Tensor, mean: bool, scale: Any) -> tuple[Any, ...]:
+    ctx.mean = mean
+    return weight, weight_t, x if needs[0] else None, scale
 
 
-def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    graph, (weight, weight_t, x, scale) = saved(ctx)
-    need_weight, _, need_x = needs(ctx)[:3]
+def _spmm_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tuple[Any, ...]:
+    weight, weight_t, x, scale = kept
+    need_weight, _, need_x = needs[:3]
     if scale is not None:
         grad = grad * scale.to(grad.dtype).unsqueeze(1)
     if ctx.mean:
@@ -158,7 +153,7 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         grad_x = run(_ops.spmm.default, *swap(graph), *other, grad, False)
     elif need_weight:
         grad_weight = run(_ops.sddmm.default, *graph, grad, x, _heads(weight)).view_as(weight)
-    return (*_NO_GRAPH_GRADS, grad_weight, None, grad_x, None, None)
+    return grad_weight, None, grad_x, None, None
 
 
 def _inverse(perm: Tensor | None) -> Tensor | None:
@@ -172,7 +167,7 @@ def _heads(weight: Tensor) -> int:
     return weight.shape[1] if weight.dim() == 2 else 1
 
 
-SPMM = register(Formula(_ops.spmm.default, _spmm_setup, _spmm_backward))
+SPMM = register(Formula(_ops.spmm.default, _spmm_keep, _spmm_backward))
 
 
 # spmm_backward(graph of A^T, weight, x [N, F], grad [M, F], inverse of the perm of A^T | None)
@@ -185,15 +180,14 @@ def _(*args: Any) -> tuple[Tensor, Tensor]:
     return grad.new_empty(_rows(args), grad.shape[1]), torch.empty_like(weight, memory_format=torch.contiguous_format)
 
 
-def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *graph, weight, x, grad, _ = inputs
-    save(ctx, tuple(graph), weight, x, grad)
+def _backward_keep(ctx: Any, needs: Any, _: Any, weight: Tensor, x: Tensor, grad: Tensor, inverse: Any) -> tuple[Any, ...]:
+    return weight, x, grad
 
 
-def _backward_backward(ctx: Any, grad_out: Tensor, grad_dot: Tensor) -> tuple[Any, ...]:
+def _backward_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad_out: Tensor, grad_dot: Tensor) -> tuple[Any, ...]:
     # out = A^T(w) g and dot = <x, g> per edge are linear in each of w, x and g.
-    graph, (weight, x, grad) = saved(ctx)
-    need_weight, need_x, need_grad = needs(ctx)[:3]
+    weight, x, grad = kept
+    need_weight, need_x, need_grad = needs[:3]
     to_weight = to_x = to_grad = None
     if need_weight:
         to_weight = _ops.sddmm(*graph, grad_out, grad, _heads(weight)).view_as(weight)
@@ -201,10 +195,10 @@ def _backward_backward(ctx: Any, grad_out: Tensor, grad_dot: Tensor) -> tuple[An
         to_x = _ops.spmm(*graph, grad_dot, None, grad, False)
     if need_grad:
         to_grad = _ops.spmm(*swap(graph), weight, None, grad_out, False) + _ops.spmm(*swap(graph), grad_dot, None, x, False)
-    return (*_NO_GRAPH_GRADS, to_weight, to_x, to_grad, None)
+    return to_weight, to_x, to_grad, None
 
 
-torch.library.register_autograd("gnnfast::spmm_backward", _backward_backward, setup_context=_backward_setup)
+register(Formula(_ops.spmm_backward.default, _backward_keep, _backward_backward))
 
 
 # ---- max and min ---------------------------------------------------------------------------------------------------------
@@ -220,28 +214,28 @@ def _(*args: Any) -> tuple[Tensor, Tensor]:
     return x.new_empty(rows, x.shape[1]), x.new_empty(rows if ties else 0, x.shape[1], dtype=torch.int32)
 
 
-def _max_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *graph, weight, x, _, ctx.ties, _ = inputs
+def _max_keep(ctx: Any, needs: Any, output: Any, weight: Any, x: Tensor, minimum: bool, ties: int, empty: float) -> tuple[Any, ...]:
+    ctx.ties = ties
     out, aux = output
     ctx.mark_non_differentiable(aux)
-    save(ctx, tuple(graph), weight, x, out if ctx.ties == EVEN else None, aux)
+    return weight, x, out if ties == EVEN else None, aux
 
 
-def _max_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-    graph, (weight, x, out, aux) = saved(ctx)
+def _max_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    weight, x, out, aux = kept
     if ctx.ties == 0:
         raise RuntimeError("gnnfast: spmm_max was called with ties=0, which keeps nothing for a gradient; pass ties=1 or 2")
     if ctx.ties == EVEN:
         grad, aux = grad / aux.clamp(min=1).to(grad.dtype), None
     grad_weight = grad_x = None
-    if needs(ctx)[0]:
+    if needs[0]:
         grad_weight = run(_ops.sddmm.default, *graph, grad, x, _heads(weight), weight, out, aux).view_as(weight)
-    if needs(ctx)[1]:
+    if needs[1]:
         grad_x = run(_ops.spmm_where.default, *swap(graph), weight, x, grad, out, aux)
-    return (*_NO_GRAPH_GRADS, grad_weight, grad_x, None, None, None)
+    return grad_weight, grad_x, None, None, None
 
 
-SPMM_MAX = register(Formula(_ops.spmm_max.default, _max_setup, _max_backward))
+SPMM_MAX = register(Formula(_ops.spmm_max.default, _max_keep, _max_backward))
 
 
 def attained(
@@ -273,25 +267,24 @@ def _(*args: Any) -> Tensor:
     return grad.new_empty(_rows(args), grad.shape[1])
 
 
-def _where_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *graph, weight, x, grad, out, arg = inputs
-    save(ctx, tuple(graph), weight, x, grad, out, arg)
+def _where_keep(ctx: Any, needs: Any, _: Any, *inputs: Any) -> tuple[Any, ...]:
+    return inputs
 
 
-def _where_backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
-    graph, (weight, x, grad, out, arg) = saved(ctx)
+def _where_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad_out: Tensor) -> tuple[Any, ...]:
+    weight, x, grad, out, arg = kept
     source, row, ids = edges(graph)  # the graph is the transpose: its rows are the sources
     taken = attained(row, source, ids, weight, x, out, arg)
     back = grad_out[source] * taken
     to_weight = to_grad = None
-    if needs(ctx)[0]:
+    if needs[0]:
         per_edge = (back * grad[row]).view(ids.numel(), _heads(weight), -1).sum(-1)
         to_weight = torch.zeros_like(per_edge).index_copy(0, ids, per_edge).view_as(weight)
-    if needs(ctx)[2]:
+    if needs[2]:
         if weight is not None:
             back = back * spread(weight[ids], x.shape[1])
         to_grad = torch.zeros_like(grad).index_add(0, row, back)
-    return (*_NO_GRAPH_GRADS, to_weight, None, to_grad, None, None)
+    return to_weight, None, to_grad, None, None
 
 
-torch.library.register_autograd("gnnfast::spmm_where", _where_backward, setup_context=_where_setup)
+register(Formula(_ops.spmm_where.default, _where_keep, _where_backward))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.ops.spmm import _NO_GRAPH_GRADS, GRAPH_ARGS, Formula, _heads, needs, register, run, save, saved
+from gnnfast.ops.spmm import GRAPH_ARGS, Formula, _heads, register, run
 
 _ops = torch.ops.gnnfast
 BUCKET, FASTRAND, RANDOM = range(3)
@@ -38,28 +38,28 @@ def _(*args: Any) -> Tensor:
     return x.new_empty(args[5 if transposed else 0].shape[0] - 1, x.shape[1])
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    graph, (order, weight, x, *ctx.draw, ctx.mean, ctx.rescale, ctx.transposed) = inputs[:GRAPH_ARGS], inputs[GRAPH_ARGS:]
-    save(ctx, tuple(graph), order, weight, x if weight is not None and needs(ctx)[1] else None)
+def _keep(ctx: Any, needs: Any, _: Any, order: Any, weight: Any, x: Tensor, *how: Any) -> tuple[Any, ...]:
+    *ctx.draw, ctx.mean, ctx.rescale, ctx.transposed = how
+    return order, weight, x if needs[1] else None
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    graph, (order, weight, x) = saved(ctx)
+def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tuple[Any, ...]:
+    order, weight, x = kept
     width, strategy, _ = ctx.draw
     if strategy != RANDOM:
         raise RuntimeError("gnnfast: spmm_sampled has a gradient for the random strategy alone")
     if not ctx.transposed and (ctx.mean or ctx.rescale):
         grad = grad * scale(graph[0], width, ctx.mean, ctx.rescale, grad)
     grad_weight = grad_x = None
-    if needs(ctx)[1]:
+    if needs[1]:
         at_rows, at_columns = (x, grad) if ctx.transposed else (grad, x)
         grad_weight = run(_ops.sddmm_sampled.default, *graph, at_rows, at_columns, _heads(weight), *ctx.draw).view_as(weight)
-    if needs(ctx)[2]:
+    if needs[2]:
         grad_x = run(_ops.spmm_sampled.default, *graph, order, weight, grad, *ctx.draw, False, False, not ctx.transposed)
-    return (*_NO_GRAPH_GRADS, None, grad_weight, grad_x, *(None,) * 6)
+    return None, grad_weight, grad_x, *(None,) * 6
 
 
-SPMM_SAMPLED = register(Formula(_ops.spmm_sampled.default, _setup, _backward))
+SPMM_SAMPLED = register(Formula(_ops.spmm_sampled.default, _keep, _backward))
 
 
 # draw(rowptr, rowptr_drawn [M + 1], num_draws, width, strategy) -> [num_draws]: the slot of each draw; for strategies without
@@ -80,17 +80,17 @@ def _(*args: Any) -> Tensor:
     return a.new_empty(col.shape[0], heads)
 
 
-def _dot_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    graph, (a, b, _, *ctx.draw) = inputs[:GRAPH_ARGS], inputs[GRAPH_ARGS:]
-    save(ctx, tuple(graph), a, b)
+def _dot_keep(ctx: Any, needs: Any, _: Any, a: Tensor, b: Tensor, heads: int, *draw: Any) -> tuple[Any, ...]:
+    ctx.draw = draw
+    return a, b
 
 
-def _dot_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    graph, (a, b) = saved(ctx)
-    need_a, need_b = needs(ctx)[:2]
+def _dot_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tuple[Any, ...]:
+    a, b = kept
+    need_a, need_b = needs[:2]
     grad_a = _ops.spmm_sampled(*graph, None, grad, b, *ctx.draw, False, False, False) if need_a else None
     grad_b = _ops.spmm_sampled(*graph, None, grad, a, *ctx.draw, False, False, True) if need_b else None
-    return (*_NO_GRAPH_GRADS, grad_a, grad_b, *(None,) * 4)
+    return grad_a, grad_b, *(None,) * 4
 
 
-torch.library.register_autograd("gnnfast::sddmm_sampled", _dot_backward, setup_context=_dot_setup)
+register(Formula(_ops.sddmm_sampled.default, _dot_keep, _dot_backward))

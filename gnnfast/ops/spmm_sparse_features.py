@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.ops.spmm import _NO_GRAPH_GRADS, GRAPH_ARGS, Formula, _rows, mean_degree, needs, register, save, saved, swap
+from gnnfast.ops.spmm import GRAPH_ARGS, Formula, _rows, mean_degree, register, run, swap
 
 _ops = torch.ops.gnnfast
 
@@ -23,22 +23,22 @@ def _(*args: Any) -> Tensor:
     return args[GRAPH_ARGS + 3].new_empty(_rows(args), args[GRAPH_ARGS + 4])
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *graph, weight, xrowptr, xcol, xval, _, ctx.mean = inputs
-    save(ctx, tuple(graph), weight, xrowptr, xcol, xval)
+def _keep(ctx: Any, needs: Any, _: Any, weight: Any, *features: Any) -> tuple[Any, ...]:
+    *arrays, _, ctx.mean = features
+    return weight, *arrays
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    graph, (weight, xrowptr, xcol, xval) = saved(ctx)
-    need_weight, _, _, need_values = needs(ctx)[:4]
+def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tuple[Any, ...]:
+    weight, xrowptr, xcol, xval = kept
+    need_weight, _, _, need_values = needs[:4]
     if ctx.mean:
         grad = grad / mean_degree(graph[0], grad)
     to_weight = _ops.spmm_sparse_features_edges(*graph, xrowptr, xcol, xval, grad) if need_weight else None
     to_values = _ops.spmm_sparse_features_values(*swap(graph), weight, xrowptr, xcol, grad) if need_values else None
-    return (*_NO_GRAPH_GRADS, to_weight, None, None, to_values, None, None)
+    return to_weight, None, None, to_values, None, None
 
 
-SPARSE_FEATURES = register(Formula(_ops.spmm_sparse_features.default, _setup, _backward))
+SPARSE_FEATURES = register(Formula(_ops.spmm_sparse_features.default, _keep, _backward))
 
 
 # spmm_sparse_features_values(graph of A^T, weight, xrowptr, xcol, grad [M, width]) -> dT/dX [stored]
@@ -50,22 +50,21 @@ def _(*args: Any) -> Tensor:
     return grad.new_empty(xcol.shape[0])
 
 
-def _values_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *graph, weight, xrowptr, xcol, grad = inputs
-    ctx.width = grad.shape[1]
-    save(ctx, tuple(graph), weight, xrowptr, xcol, grad)
+def _keep_all(ctx: Any, needs: Any, _: Any, *inputs: Any) -> tuple[Any, ...]:
+    ctx.width = inputs[-1].shape[1]
+    return inputs
 
 
-def _values_backward(ctx: Any, values: Tensor) -> tuple[Any, ...]:
-    transposed, (weight, xrowptr, xcol, grad) = saved(ctx)
+def _values_backward(ctx: Any, transposed: Any, kept: Any, needs: Any, values: Tensor) -> tuple[Any, ...]:
+    weight, xrowptr, xcol, grad = kept
     graph = swap(transposed)
-    need_weight, _, _, need_grad = needs(ctx)
+    need_weight, _, _, need_grad = needs
     to_weight = _ops.spmm_sparse_features_edges(*graph, xrowptr, xcol, values, grad) if need_weight else None
     to_grad = _ops.spmm_sparse_features(*graph, weight, xrowptr, xcol, values, ctx.width, False) if need_grad else None
-    return (*_NO_GRAPH_GRADS, to_weight, None, None, to_grad)
+    return to_weight, None, None, to_grad
 
 
-torch.library.register_autograd("gnnfast::spmm_sparse_features_values", _values_backward, setup_context=_values_setup)
+register(Formula(_ops.spmm_sparse_features_values.default, _keep_all, _values_backward))
 
 
 # spmm_sparse_features_edges(graph, xrowptr, xcol, xval, grad [M, width]) -> dT/dw [E]
@@ -76,18 +75,35 @@ def _(*args: Any) -> Tensor:
     return args[-1].new_empty(args[1].shape[0])
 
 
-def _edges_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *graph, xrowptr, xcol, xval, grad = inputs
-    ctx.width = grad.shape[1]
-    save(ctx, tuple(graph), xrowptr, xcol, xval, grad)
-
-
-def _edges_backward(ctx: Any, weight: Tensor) -> tuple[Any, ...]:
-    graph, (xrowptr, xcol, xval, grad) = saved(ctx)
-    _, _, need_values, need_grad = needs(ctx)
+def _edges_backward(ctx: Any, graph: Any, kept: Any, needs: Any, weight: Tensor) -> tuple[Any, ...]:
+    xrowptr, xcol, xval, grad = kept
+    _, _, need_values, need_grad = needs
     to_values = _ops.spmm_sparse_features_values(*swap(graph), weight, xrowptr, xcol, grad) if need_values else None
     to_grad = _ops.spmm_sparse_features(*graph, weight, xrowptr, xcol, xval, ctx.width, False) if need_grad else None
-    return (*_NO_GRAPH_GRADS, None, None, to_values, to_grad)
+    return None, None, to_values, to_grad
 
 
-torch.library.register_autograd("gnnfast::spmm_sparse_features_edges", _edges_backward, setup_context=_edges_setup)
+register(Formula(_ops.spmm_sparse_features_edges.default, _keep_all, _edges_backward))
+
+
+# ---- products -------------------------------------------------------------------------------------------------------------------
+# product(graph, values, values_t | None, weight [O, F]) -> X weight^T [N, O] for constant X, whose entries are the edges of a graph
+# from its columns to its rows; values as the weights of SPMM, in the slot orders. One formula, as on small graphs each further node
+# that autograd keeps for the transposition takes longer than the copy.
+
+
+def _product(*args: Any) -> Tensor:
+    *graph, values, values_t, weight = args
+    return _ops.spmm.default(*graph, values, values_t, weight.t().contiguous(), False)
+
+
+def _product_keep(ctx: Any, needs: Any, _: Any, values: Tensor, values_t: Any, weight: Tensor) -> tuple[Any, ...]:
+    return values, values_t
+
+
+def _product_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tuple[Any, ...]:
+    values, values_t = kept
+    return None, None, run(_ops.spmm.default, *swap(graph), values_t, values, grad, False).t().contiguous()
+
+
+PRODUCT = Formula(_product, _product_keep, _product_backward)

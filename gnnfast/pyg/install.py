@@ -15,7 +15,7 @@ from typing import Any
 
 from gnnfast import reporting
 from gnnfast.patching import Patches, Unknown, fingerprint
-from gnnfast.pyg.linear import make_gin_conv, make_graph_conv, make_linear, make_sage_conv, make_sg_conv
+from gnnfast.pyg.linear import make_gcn_conv, make_gin_conv, make_graph_conv, make_linear, make_sage_conv, make_sg_conv
 from gnnfast.pyg.norm import make_gcn_norm
 from gnnfast.pyg.propagate import propagate
 from gnnfast.pyg.sparse import make_spmm
@@ -39,6 +39,7 @@ class Patch:
 
 PATCHES = (
     Patch("torch_geometric.nn.conv.gcn_conv", "gcn_norm", ("13eadb05c985",), make_gcn_norm),
+    Patch("torch_geometric.nn.conv.gcn_conv", "GCNConv.forward", ("19639c7f1d56",), make_gcn_conv),
     Patch("torch_geometric.nn.conv.gin_conv", "GINConv.forward", ("23e50bb1714e",), make_gin_conv),
     Patch("torch_geometric.nn.conv.graph_conv", "GraphConv.forward", ("a5a154f3a5b6",), make_graph_conv),
     Patch("torch_geometric.nn.conv.sage_conv", "SAGEConv.forward", ("5fe530548373",), make_sage_conv),

@@ -1,8 +1,10 @@
-"""Products with constant sparse features, and layers that are linear up to their bias in the cheaper order: ``lin(aggregate(x))``,
-as PyG writes them, or ``aggregate(lin(x))``."""
+"""Products with constant sparse features, and layers that are linear up to their bias: in the cheaper order, ``lin(aggregate(x))``,
+as PyG writes some, or ``aggregate(lin(x))``, and the latter as one node of autograd."""
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -11,13 +13,15 @@ import torch
 from torch import Tensor
 
 from gnnfast import features
+from gnnfast.aggregate import FEATURE_DTYPES, aggregate_linear
 from gnnfast.patching import is_dispatched
 from gnnfast.pyg import guards
-from gnnfast.pyg.propagate import Fallback, check_module, reduction
+from gnnfast.pyg.propagate import Fallback, check_module, graph_of, plain_update, reduction
 from gnnfast.reporting import fell_back, ran
 from gnnfast.selector import Layer, linear_first, saves_little
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_hooks = operator.itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_methods = operator.attrgetter("message", "aggregate", "update", "message_and_aggregate", "forward")
 # Orders round differently, which only these dtypes have the digits for.
 _REORDERED = (torch.float32, torch.float64)
 
@@ -47,6 +51,36 @@ def make_linear(original: FunctionType) -> Callable[..., Any]:
     return linear
 
 
+def make_gcn_conv(original: FunctionType) -> Callable[..., Any]:
+    """A dispatcher for ``GCNConv.forward(x, edge_index, edge_weight)``."""
+
+    def gcn_conv(module: Any, x: Any, edge_index: Any, edge_weight: Any) -> Any:
+        if guards.operand("x", x) or type(edge_index) is not Tensor or edge_index.layout is not torch.strided:
+            return NotImplemented
+        lin, bias = module.lin, module.bias
+        if not _plain(lin) or lin.bias is not None or module.node_dim not in (-2, 0):
+            return NotImplemented
+        weight = lin.weight
+        if not _fits(x, weight, bias):
+            return NotImplemented
+        reduce = _known_reduction(original, module)
+        if not reduce:
+            return NotImplemented
+        if module.normalize:
+            kept = module._cached_edge_index
+            if kept is None:
+                gcn_norm = original.__globals__["gcn_norm"]
+                arguments = (edge_index, edge_weight, x.shape[0], module.improved, module.add_self_loops, module.flow, x.dtype)
+                kept = gcn_norm(*arguments)
+                if module.cached:
+                    module._cached_edge_index = kept
+            edge_index, edge_weight = kept
+        out = _in_one(module, reduce, lin, weight, bias, x, x, edge_index, edge_weight)
+        return _add(module.propagate(edge_index, x=lin(x), edge_weight=edge_weight), bias) if out is None else out
+
+    return gcn_conv
+
+
 def make_sage_conv(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``SAGEConv.forward(x, edge_index, size)``."""
 
@@ -54,11 +88,14 @@ def make_sage_conv(original: FunctionType) -> Callable[..., Any]:
         if module.project:
             return NotImplemented
         x_src, x_dst = _pair(x)
-        if not _reorders(original, module, module.lin_l, x_src, x_dst, edge_index, size, 1):
+        lin = module.lin_l
+        reduce = _reorders(original, module, lin, x_src, x_dst, edge_index, size, 1)
+        if not reduce:
             return NotImplemented
-        projected = _project(module, module.lin_l, x_src)
-        out = module.propagate(edge_index, x=(projected, _placeholder(x_dst)), size=size)
-        out = _add(out, module.lin_l.bias)
+        out = _in_one(module, reduce, lin, lin.weight, lin.bias, x_src, x_dst, edge_index, None, size)
+        if out is None:
+            pair = _project(module, lin, x_src), _placeholder(x_dst)
+            out = _add(module.propagate(edge_index, x=pair, size=size), lin.bias)
         if module.root_weight and x_dst is not None:
             out = out + module.lin_r(x_dst)
         return torch.nn.functional.normalize(out, p=2.0, dim=-1) if module.normalize else out
@@ -71,11 +108,14 @@ def make_graph_conv(original: FunctionType) -> Callable[..., Any]:
 
     def graph_conv(module: Any, x: Any, edge_index: Any, edge_weight: Any, size: Any) -> Any:
         x_src, x_dst = _pair(x)
-        if _promotes(x_src, edge_weight) or not _reorders(original, module, module.lin_rel, x_src, x_dst, edge_index, size, 1):
+        lin = module.lin_rel
+        reduce = "" if _promotes(x_src, edge_weight) else _reorders(original, module, lin, x_src, x_dst, edge_index, size, 1)
+        if not reduce:
             return NotImplemented
-        projected = _project(module, module.lin_rel, x_src)
-        out = module.propagate(edge_index, x=(projected, _placeholder(x_dst)), edge_weight=edge_weight, size=size)
-        out = _add(out, module.lin_rel.bias)
+        out = _in_one(module, reduce, lin, lin.weight, lin.bias, x_src, x_dst, edge_index, edge_weight, size)
+        if out is None:
+            pair = _project(module, lin, x_src), _placeholder(x_dst)
+            out = _add(module.propagate(edge_index, x=pair, edge_weight=edge_weight, size=size), lin.bias)
         return out if x_dst is None else out + module.lin_root(x_dst)
 
     return graph_conv
@@ -142,9 +182,10 @@ def _fits(x: Any, weight: Any, bias: Any) -> bool:
     """Whether a product of gnnfast can stand in for ``x @ weight.t() + bias``."""
     if guards.context() or guards.operand("weight", weight) or (bias is not None and guards.operand("bias", bias)):
         return False
-    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1] or x.dtype != weight.dtype or x.device != weight.device:
+    dtype, device = weight.dtype, weight.device
+    if x.dim() != 2 or weight.dim() != 2 or x.size(1) != weight.size(1) or x.dtype != dtype or x.device != device:
         return False
-    return not torch.is_autocast_enabled(x.device.type)
+    return not torch.is_autocast_enabled(device.type) and (bias is None or bias.dtype == dtype)
 
 
 def _product(x: Tensor, weight: Tensor, owner: Any, place: str) -> Tensor | None:
@@ -163,41 +204,78 @@ def _product(x: Tensor, weight: Tensor, owner: Any, place: str) -> Tensor | None
 
 def _project(module: Any, lin: Any, x: Tensor) -> Tensor:
     """``lin(x)`` without the bias."""
-    place = f"pyg {type(module).__name__}"
-    ran(place, "linear first", f"{lin.weight.shape[1]} -> {lin.weight.shape[0]} features")
-    out = _product(x, lin.weight, module, place)
+    out = _product(x, lin.weight, lin, f"pyg {type(module).__name__}")
     return torch.nn.functional.linear(x, lin.weight) if out is None else out
 
 
-def _reorders(original: FunctionType, module: Any, lin: Any, x_src: Any, x_dst: Any, edge_index: Any, size: Any, hops: int) -> bool:
-    """Whether ``aggregate(lin(x))`` gives the same as the layer and is cheaper. What is not certain runs as PyG wrote it."""
+def _in_one(
+    module: Any,
+    reduce: str,
+    lin: Any,
+    weight: Tensor,
+    bias: Tensor | None,
+    x_src: Tensor,
+    x_dst: Any,
+    edge_index: Tensor,
+    edge_weight: Any,
+    size: Any = None,
+) -> Tensor | None:
+    """``aggregate(lin(x))`` and the bias as one node of autograd, if the graph was seen before."""
+    if size is not None or x_src.layout is not torch.strided or x_src.dtype not in FEATURE_DTYPES:
+        return None
+    try:
+        graph = graph_of(edge_index, x_src.shape[0], _num_dst(x_src, x_dst, size), module.flow == "source_to_target")
+    except Fallback:
+        return None
+    device = x_src.device
+    if graph.device != device:
+        return None
+    if edge_weight is not None:
+        if guards.operand("edge_weight", edge_weight) or edge_weight.shape != (graph.num_edges,):
+            return None
+        if edge_weight.dtype != x_src.dtype or edge_weight.device != device:
+            return None
+    place = f"pyg {type(module).__name__}"
+    return aggregate_linear(graph, x_src, weight, bias, edge_weight, reduce, place=place, owner=lin)
+
+
+def _num_dst(x_src: Tensor, x_dst: Any, size: Any) -> int:
+    if isinstance(x_dst, Tensor):
+        return x_dst.shape[0]
+    return size[1] if size is not None and size[1] is not None else x_src.shape[0]
+
+
+def _reorders(original: FunctionType, module: Any, lin: Any, x_src: Any, x_dst: Any, edge_index: Any, size: Any, hops: int) -> str:
+    """Sum or mean, if ``aggregate(lin(x))`` gives the same as the layer and is cheaper; else empty. What is not certain runs as PyG
+    wrote it."""
     csr = _is_csr(x_src)
     if guards.context() or (not csr and not features.eligible(x_src) and _saves_little(lin, edge_index, hops)):
-        return False  # at once
+        return ""  # at once
     if (not csr and guards.operand("x", x_src)) or not _plain(lin) or not _fits(x_src, lin.weight, lin.bias):
-        return False
+        return ""
     if type(edge_index) is not Tensor or edge_index.layout is not torch.strided or edge_index.dim() != 2:
-        return False
+        return ""
     if size is not None and len(size) != 2:
-        return False
+        return ""
     if hops < 1 or module.node_dim not in (-2, 0) or (hops == 1 and module.flow != "source_to_target"):
-        return False
-    if not _known_module(original, module):
-        return False
+        return ""
+    reduce = _known_reduction(original, module)
+    if not reduce:
+        return ""
+    place, change = f"pyg {type(module).__name__}", f"{lin.weight.shape[1]} -> {lin.weight.shape[0]} features"
     if csr:
-        return not features.unsupported(x_src)  # in PyG's order they would have to be gathered
+        if features.unsupported(x_src):
+            return ""
+        ran(place, "linear first", change)  # in PyG's order they would have to be gathered
+        return reduce
     if x_src.dtype not in _REORDERED:
-        return False
+        return ""
     grad, found = torch.is_grad_enabled(), features.measure(x_src, module, "order")
     shares = [features.share(x_src, found, what) for what in ("aggregate", "product")] if found else [1.0, 1.0]
-    if isinstance(x_dst, Tensor):
-        num_dst = x_dst.shape[0]
-    else:
-        num_dst = size[1] if size is not None and size[1] is not None else x_src.shape[0]
     layer = Layer(
         x_src.device.type,
         x_src.shape[0],
-        num_dst,
+        _num_dst(x_src, x_dst, size),
         edge_index.shape[1],
         x_src.shape[1],
         lin.weight.shape[0],
@@ -206,7 +284,10 @@ def _reorders(original: FunctionType, module: Any, lin: Any, x_src: Any, x_dst: 
         grad and lin.weight.requires_grad,
         *shares,
     )
-    return linear_first(layer)
+    if not linear_first(layer):
+        return ""
+    ran(place, "linear first", change)
+    return reduce
 
 
 def _saves_little(lin: Any, edge_index: Any, hops: int) -> bool:
@@ -221,20 +302,22 @@ def _saves_little(lin: Any, edge_index: Any, hops: int) -> bool:
     return saves_little(edge_index.device.type, edge_index.shape[1], weight.shape[1], weight.shape[0], hops)
 
 
-def _known_module(original: FunctionType, module: Any) -> bool:
-    """Whether nothing between ``forward`` and the aggregation is another than the known layer's, and nobody watches it."""
+def _known_reduction(original: FunctionType, module: Any) -> str:
+    """Sum or mean, if nothing between ``forward`` and the aggregation is another than the known layer's, and nobody watches it;
+    else empty."""
     cls, known = type(module), _class_of(original)
-    same = all(getattr(cls, n) is getattr(known, n) for n in ("message", "aggregate", "update", "message_and_aggregate", "forward"))
-    if not same or "propagate" in vars(module) or not is_dispatched(cls.propagate):
-        return False  # somebody else would see features of another width
+    same = cls is known or _methods(cls) == _methods(known)
+    if not same or "propagate" in module.__dict__ or not is_dispatched(cls.propagate) or not plain_update(cls):
+        return ""  # somebody else would see features of another width
     try:
         message = check_module(module)
         reduce = reduction(module)
     except Fallback:
-        return False
-    return message.feature == "x" and reduce in ("sum", "mean")
+        return ""
+    return reduce if message.feature == "x" and reduce in ("sum", "mean") else ""
 
 
+@functools.cache
 def _class_of(function: FunctionType) -> Any:
     return function.__globals__[function.__qualname__.split(".")[0]]
 
@@ -244,6 +327,6 @@ def _plain(lin: Any) -> bool:
     return (
         type(lin).__name__ == "Linear"
         and type(lin).__module__ in ("torch_geometric.nn.dense.linear", "torch.nn.modules.linear")
-        and "forward" not in vars(lin)
-        and not any(getattr(lin, hooks) for hooks in _HOOKS)
+        and "forward" not in lin.__dict__
+        and not any(_hooks(lin.__dict__))
     )

@@ -61,10 +61,14 @@ def _remember(keys: tuple[Tensor, ...], key: Any, build: Any) -> Any:
 
     def versioned() -> Any:
         values = build()
-        return values, tuple(None if v is None else v._version for v in values)
+        return values, _versions(values)
 
     values, versions = cache.get(keys, key, versioned)
-    if versions != tuple(None if v is None else v._version for v in values):
+    if versions != _versions(values):
         cache.drop(keys, key)
         values, _ = cache.get(keys, key, versioned)
     return values
+
+
+def _versions(values: Any) -> list[int | None]:
+    return [None if v is None else v._version for v in values]

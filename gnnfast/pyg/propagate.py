@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +20,12 @@ from gnnfast.reporting import fell_back
 
 # Not propagate: PyG puts a bound one into the instance when an explainer was used, and it is the generated one that called here.
 _OVERRIDES = frozenset(("message", "aggregate", "update", "collect"))
-_HOOKS = tuple(
-    f"_{stage}_forward_{kind}"
-    for stage in ("propagate", "message", "aggregate", "message_and_aggregate")
-    for kind in ("pre_hooks", "hooks")
+_hooks = operator.itemgetter(
+    *(
+        f"_{stage}_forward_{kind}"
+        for stage in ("propagate", "message", "aggregate", "message_and_aggregate")
+        for kind in ("pre_hooks", "hooks")
+    )
 )
 _REDUCE: dict[type, str] = {}
 
@@ -44,11 +47,9 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -
 
 
 def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
-    if _is_sparse(edge_index):
-        if module.fuse:
+    if (type(edge_index) is not Tensor or edge_index.layout is not torch.strided) and not _is_edge_index(edge_index):
+        if module.fuse and _is_sparse(edge_index):
             return NotImplemented  # PyG's fused route, which gnnfast.pyg.sparse serves
-        raise Fallback(f"the adjacency is a {_kind(edge_index)}")
-    if type(edge_index) is not Tensor and not _is_edge_index(edge_index):
         raise Fallback(f"the adjacency is a {_kind(edge_index)}")
     message = check_module(module)
     reduce = reduction(module)
@@ -56,7 +57,7 @@ def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) 
     weight = kwargs.get(message.weight) if message.weight is not None else None
     if message.weight is not None and weight is None and not (message.optional and message.weight in kwargs):
         raise Fallback(f"message() uses {message.weight}, which was not passed to propagate()")
-    graph = _graph(edge_index, num_src, num_dst, flow)
+    graph = graph_of(edge_index, num_src, num_dst, flow)
     features, weight, restore = _operands(module, message, graph, x, weight)
 
     if guards.capturing(x.device):
@@ -79,7 +80,7 @@ def check_module(module: Any) -> Message:
     own, cls = module.__dict__, type(module)
     if not _OVERRIDES.isdisjoint(own):
         raise Fallback("the instance overrides a method of message passing")
-    if any(own[name] for name in _HOOKS):
+    if any(_hooks(own)):
         raise Fallback("hooks are registered on message passing")
     if own["_explain"]:
         raise Fallback("an explainer is active")
@@ -90,7 +91,7 @@ def check_module(module: Any) -> Message:
     message = recognise(cls.message)
     if message is None:
         raise Fallback("message() is not x_j or weight * x_j")
-    if cls.update is not _base().update:
+    if not plain_update(cls):
         names = update_arguments(cls.update)
         if names is None:
             raise Fallback("update() asks for more than arguments of propagate()")
@@ -114,12 +115,8 @@ def reduction(module: Any) -> str:
     reduce = _REDUCE.get(type(aggregation))
     if reduce is None:
         raise Fallback(f"the aggregation is {type(aggregation).__name__}")
-    if (
-        aggregation._forward_hooks
-        or aggregation._forward_pre_hooks
-        or aggregation._backward_hooks
-        or "forward" in vars(aggregation)
-    ):
+    own = aggregation.__dict__
+    if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or "forward" in own:
         raise Fallback("hooks are registered on the aggregation")
     if torch.nn.modules.module._has_any_global_hook():
         raise Fallback("global module hooks are registered")
@@ -161,11 +158,12 @@ def _sizes(module: Any, message: Message, edge_index: Tensor, size: Any, kwargs:
     return x, sizes[j], rows, to_target
 
 
-def _graph(edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) -> Graph:
-    if edge_index.dtype not in INDEX_DTYPES or edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        raise Fallback(f"edge_index is {edge_index.dtype} of shape {list(edge_index.shape)}")
+def graph_of(edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) -> Graph:
+    """The cached graph of an edge list. Raises Fallback if it is none."""
 
     def build() -> Graph:
+        if edge_index.dtype not in INDEX_DTYPES or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+            raise Fallback(f"edge_index is {edge_index.dtype} of shape {list(edge_index.shape)}")
         # Through .data, so that the rows do not keep the user's tensor object alive as their base.
         plain = edge_index.as_tensor().data if _is_edge_index(edge_index) else edge_index.data  # type: ignore[attr-defined]
         src, dst = (plain[0], plain[1]) if to_target else (plain[1], plain[0])
@@ -231,11 +229,15 @@ def _weight(message: Message, graph: Graph, x: Tensor, weight: Tensor, dim: int)
 _simple_updates: dict[Any, tuple[str, ...] | None] = {}
 
 
+def plain_update(cls: type) -> bool:
+    """Whether update() of a class returns what it gets."""
+    return cls.update is _base().update  # type: ignore[attr-defined, no-any-return]
+
+
 def _update(module: Any, out: Tensor, kwargs: dict[str, Any]) -> Any:
-    update = type(module).update
-    if update is _base().update:
+    if plain_update(type(module)):
         return out
-    names = update_arguments(update) or ()
+    names = update_arguments(type(module).update) or ()
     return module.update(out, **{name: kwargs[name] for name in names if name in kwargs})
 
 

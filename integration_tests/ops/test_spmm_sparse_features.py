@@ -217,16 +217,33 @@ def test_opcheck(device):
 def test_multiply(width, dtype, device):
     x = _features(50, 300, dtype=dtype).to(device)
     features, seed = Features.from_csr(x), torch.randn(50, width, device=device).to(dtype)
-    weight = torch.randn(300, width, device=device).to(dtype).requires_grad_()
-    for _ in range(3):
-        out = multiply(features, weight)
-        (found,) = torch.autograd.grad(out, weight, seed)
-        assert relative_error(out, x.to_dense().double() @ weight.double()) < TOLERANCE[dtype]
-        assert relative_error(found, x.to_dense().double().t() @ seed.double()) < TOLERANCE[dtype]
+    weight = torch.randn(width, 300, device=device).to(dtype).requires_grad_()
+    exact = x.to_dense().double() @ weight.double().t()
+    out = multiply(features, weight)
+    (found,) = torch.autograd.grad(out, weight, seed)
+    assert relative_error(out, exact) < TOLERANCE[dtype]
+    assert relative_error(found, seed.double().t() @ x.to_dense().double()) < TOLERANCE[dtype]
+    with torch.no_grad():
+        assert relative_error(multiply(features, weight), exact) < TOLERANCE[dtype]
     values = features.values.clone().requires_grad_()
-    (found,) = torch.autograd.grad(multiply(features, weight, values), values, seed)
-    expected = seed.double() @ weight.double().t()
-    assert relative_error(found, expected[torch.repeat_interleave(x.crow_indices().diff()), x.col_indices()]) < TOLERANCE[dtype]
+    out = multiply(features, weight, values)
+    to_values, again = torch.autograd.grad(out, (values, weight), seed)
+    assert relative_error(again, found) < TOLERANCE[dtype]
+    expected = seed.double() @ weight.double()
+    assert relative_error(to_values, expected[torch.repeat_interleave(x.crow_indices().diff()), x.col_indices()]) < TOLERANCE[dtype]
+
+
+def test_gradients_of_multiply(device):
+    features = Features.from_csr(_features(7, 9, dtype=torch.float64).to(device))
+    weight = torch.randn(3, 9, dtype=torch.float64, device=device, requires_grad=True)
+    values = features.values.clone().requires_grad_()
+    for call, inputs in (
+        (lambda w: multiply(features, w), (weight,)),
+        (lambda w, v: multiply(features, w, v), (weight, values)),
+        (lambda w: multiply(features, w.t().contiguous().t()), (weight,)),
+    ):
+        torch.autograd.gradcheck(call, inputs)
+        torch.autograd.gradgradcheck(call, inputs)
 
 
 def test_from_dense(device):

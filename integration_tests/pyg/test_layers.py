@@ -126,6 +126,152 @@ def test_weighted_layer(name, device):
     assert report.kernels and not report.fallbacks, report.fallbacks
 
 
+# Layers with their linear part, aggregation and bias in one
+IN_ONE = {
+    **{name: layer for name, layer in LAYERS.items() if name.startswith("GCNConv")},
+    "mean": lambda: nn.GCNConv(F, 5, aggr="mean"),
+    "no bias": lambda: nn.GCNConv(F, 5, bias=False),
+    "frozen": lambda: nn.GCNConv(F, 5).requires_grad_(False),
+    "lazy": lambda: nn.GCNConv(-1, 5),
+}
+
+
+@pytest.mark.parametrize("name", IN_ONE)
+@pytest.mark.parametrize("weighted", [True, False])
+def test_linear_part_and_bias_in_one(name, weighted, device):
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    w = torch.rand(edge_index.shape[1], device=device)
+    layer = IN_ONE[name]().to(device)
+    layer(x, edge_index)  # a lazy one gets its weights
+
+    class Given(torch.nn.Module):
+        """Weights that are constant, so that they are found again."""
+
+        def __init__(self):
+            super().__init__()
+            self.conv = layer
+
+        def forward(self, x):
+            return self.conv(x, edge_index, w) if weighted else self.conv(x, edge_index)
+
+    report = compare(Given(), x, repeats=4)
+    kernels = {kernel for place, kernel, _ in report.kernels if place == "pyg GCNConv"}
+    assert any(kernel.startswith("linear and gar") for kernel in kernels) and not report.fallbacks
+
+
+def test_bias_that_is_no_parameter(device):
+    from torch.nn.utils import prune
+
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    conv = nn.GCNConv(F, 5).to(device)
+    torch.nn.init.normal_(conv.bias)
+    prune.random_unstructured(conv, "bias", 2)  # a product with a mask, made anew before each call
+    results = []
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        out = [conv(x, edge_index) for _ in range(4)][-1]
+        results.append([out, *torch.autograd.grad(out.sin().sum(), list(conv.parameters()))])
+    gnnfast.enable()
+    assert any(kernel.startswith("linear and gar") for _, kernel, _ in gnnfast.report().kernels)
+    for found, expected in zip(*results):
+        assert relative_error(found, expected) < 1e-5
+
+
+class _OwnUpdate(nn.GCNConv):
+    def update(self, inputs):
+        return 2 * inputs
+
+
+class _OwnMessage(nn.GCNConv):
+    def message(self, x_j, edge_weight):
+        return 2 * x_j
+
+
+class _OwnForward(nn.GCNConv):
+    def forward(self, x, edge_index, edge_weight=None):
+        return 2 * super().forward(x, edge_index, edge_weight)
+
+
+class _TwiceLinear(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = torch.nn.Parameter(torch.randn(5, F)), None
+
+    def forward(self, x):
+        return 2 * torch.nn.functional.linear(x, self.weight)
+
+
+def _changed(how):
+    conv = nn.GCNConv(F, 5)
+    if how == "hook on the linear layer":
+        conv.lin.register_forward_hook(lambda module, inputs, out: 2 * out)
+    elif how == "hook on the message":
+        conv.register_message_forward_hook(lambda module, inputs, out: 2 * out)
+    elif how == "bias of the linear layer":
+        conv.lin.bias = torch.nn.Parameter(torch.ones(5))
+    elif how == "other linear layer":
+        conv.lin = _TwiceLinear()
+    elif how == "forward of the linear layer":
+        linear = conv.lin.forward
+        conv.lin.forward = lambda x: 2 * linear(x)
+    elif how == "weight normalisation":
+        torch.nn.utils.parametrizations.weight_norm(conv.lin)
+    elif how == "update":
+        conv = _OwnUpdate(F, 5)
+    elif how == "message":
+        conv = _OwnMessage(F, 5)
+    elif how == "forward":
+        conv = _OwnForward(F, 5)
+    return conv
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "hook on the linear layer",
+        "hook on the message",
+        "bias of the linear layer",
+        "other linear layer",
+        "forward of the linear layer",
+        "weight normalisation",
+        "update",
+        "message",
+        "forward",
+    ],
+)
+def test_changed_parts_are_run(how, device):
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    gnnfast.disable()
+    conv = _changed(how).to(device)
+    expected = conv(x, edge_index)
+    gnnfast.enable()
+    gnnfast.clear_report()
+    for _ in range(4):
+        assert relative_error(conv(x, edge_index), expected) < 1e-5
+    assert not any(kernel.startswith("linear and") for _, kernel, _ in gnnfast.report().kernels)
+
+
+def test_weights_are_followed(device):
+    """New weights of edges and changed ones, in training and in inference."""
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    conv = nn.GCNConv(F, 5, normalize=False).to(device)
+    w = torch.rand(edge_index.shape[1], device=device)
+    for step in range(6):
+        if step == 2:
+            w.mul_(3)
+        elif step == 4:
+            w = torch.rand(edge_index.shape[1], device=device).double().float()
+        with torch.set_grad_enabled(step % 2 == 0):
+            found = conv(x, edge_index, w)
+        gnnfast.disable()
+        assert relative_error(found, conv(x, edge_index, w)) < 1e-5
+        gnnfast.enable()
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_dtypes(dtype, device):
     edge_index, n, _ = GRAPHS["random"]()
@@ -432,7 +578,7 @@ def test_gcn_norm_is_remembered_and_follows_changes(device):
 def test_normalised_weights_are_kept_in_slot_order(device):
     from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-    from gnnfast.pyg.propagate import _graph
+    from gnnfast.pyg.propagate import graph_of
 
     edge_index, n, _ = GRAPHS["random"]()
     edge_index, x = edge_index.to(device), torch.randn(n, F, device=device, requires_grad=True)
@@ -440,7 +586,7 @@ def test_normalised_weights_are_kept_in_slot_order(device):
     for _ in range(3):
         conv(x, edge_index).sum().backward()
     normed, _ = gcn_norm(edge_index, None, n, False, True, "source_to_target", x.dtype)  # as the layer asks
-    ((_, _, orders),) = _graph(normed, n, n, True)._shared["weights"].values()
+    ((_, _, orders),) = graph_of(normed, n, n, True)._shared["weights"].values()
     assert set(orders) == {"by_dst", "by_src"}
 
 

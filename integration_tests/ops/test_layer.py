@@ -1,0 +1,115 @@
+"""A linear layer, an aggregation and a bias as one node of autograd, against the three one after the other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from graphs import GRAPHS, TOLERANCE, relative_error
+
+import gnnfast
+from gnnfast import Graph, aggregate, features
+
+N_IN, N_OUT = 6, 3
+
+
+def _operands(name, device, dtype=torch.float64, weighted=True, biased=True):
+    edge_index, num_src, num_dst = GRAPHS[name]()
+    graph = Graph.from_edge_index(edge_index.to(device), (num_src, num_dst))
+    x = torch.randn(num_src, N_IN, device=device).to(dtype).requires_grad_()
+    lin = torch.randn(N_OUT, N_IN, device=device).to(dtype).requires_grad_()
+    bias = torch.randn(N_OUT, device=device).to(dtype).requires_grad_() if biased else None
+    weight = torch.rand(graph.num_edges, device=device).to(dtype) if weighted else None
+    return graph, x, lin, bias, weight
+
+
+def _in_one(graph, x, lin, bias, weight, reduce="sum", owner=None):
+    """From the second use of the weights on; the formats must be there."""
+    graph.args(True)
+    for _ in range(2):
+        out = aggregate.aggregate_linear(graph, x, lin, bias, weight, reduce, place="test", owner=owner or lin)
+    assert out is not None
+    return out
+
+
+def _apart(graph, x, lin, bias, weight, reduce):
+    out = gnnfast.spmm(graph, torch.nn.functional.linear(x, lin), weight, reduce)
+    return out if bias is None else out + bias
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_layer(name, reduce, weighted, biased, device):
+    graph, x, lin, bias, weight = _operands(name, device, torch.float64, weighted, biased)
+    leaves = [t for t in (x, lin, bias) if t is not None]
+    found, expected = (f(graph, x, lin, bias, weight, reduce) for f in (_in_one, _apart))
+    assert found.dtype == expected.dtype and relative_error(found, expected) < 1e-12
+    seed = torch.randn_like(expected)
+    for f, e in zip(torch.autograd.grad(found, leaves, seed), torch.autograd.grad(expected, leaves, seed)):
+        assert f.shape == e.shape and relative_error(f, e) < 1e-12
+    with torch.no_grad():
+        assert torch.equal(_in_one(graph, x, lin, bias, weight, reduce), found)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_dtypes(dtype, device):
+    """The very numbers of the three apart: each is rounded to the dtype."""
+    graph, x, lin, bias, weight = _operands("random", device, dtype)
+    found, expected = (f(graph, x, lin, bias, weight, "sum") for f in (_in_one, _apart))
+    assert torch.equal(found, expected)
+    seed = torch.randn_like(expected)
+    for f, e in zip(*(torch.autograd.grad(out, (x, lin, bias), seed) for out in (found, expected))):
+        assert f.dtype == dtype and relative_error(f, e) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("needed", range(8))
+def test_some_gradients(needed, device):
+    graph, x, lin, bias, weight = _operands("random", device)
+    leaves = [t for n, t in enumerate((x, lin, bias)) if t.requires_grad_(bool(needed >> n & 1)).requires_grad]
+    found, expected = (f(graph, x, lin, bias, weight, "mean") for f in (_in_one, _apart))
+    assert found.requires_grad == expected.requires_grad == bool(leaves)
+    if leaves:
+        for f, e in zip(*(torch.autograd.grad(out.sin().sum(), leaves) for out in (found, expected))):
+            assert relative_error(f, e) < 1e-12
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("compressed", [True, False])
+def test_gradgradcheck(compressed, weighted, reduce, device):
+    graph, x, lin, bias, weight = _operands("self_loops_and_duplicates", device, weighted=weighted)
+    if compressed:
+        x = x.detach() * (torch.rand_like(x) < 0.5)
+
+    def call(*leaves):
+        given = leaves if not compressed else (x, *leaves)
+        return _in_one(graph, *given, weight, reduce)
+
+    leaves = (lin, bias) if compressed else (x, lin, bias)
+    with pytest.MonkeyPatch.context() as patch:
+        if compressed:
+            patch.setattr(features, "find", lambda *_: (features.Features.from_dense(x), "test"))
+        assert relative_error(call(*leaves), _apart(graph, x, lin, bias, weight, reduce)) < 1e-12
+        torch.autograd.gradcheck(call, leaves)
+        torch.autograd.gradgradcheck(call, leaves)
+
+
+def test_what_is_left_to_others(device):
+    graph, x, lin, bias, weight = _operands("random", device)
+
+    def call(weight=weight):
+        return aggregate.aggregate_linear(graph, x, lin, bias, weight, "sum", place="test", owner=lin)
+
+    assert call() is None  # nothing is converted yet
+    graph.args(True)
+    assert call() is None and call() is not None  # weights are kept from the second use on
+    for changes in ({"sample": "random"}, {"kernel": "sampled"}, {"kernel": "gas"}, {"autotune": True}):
+        with gnnfast.override(**changes):
+            assert call() is None
+    assert call(weight.clone().requires_grad_()) is None
+    with torch.autograd.graph.save_on_cpu():
+        assert call() is None
+    weight.mul_(2)
+    assert call() is None
+    assert relative_error(call(), _apart(graph, x, lin, bias, weight, "sum")) < 1e-12
