@@ -78,19 +78,15 @@ def aggregate_linear(
     place: str,
     owner: object,
 ) -> Tensor | None:
-    """The sum or mean of ``x @ lin_weight.t()``, plus ``bias``, on unchecked operands of one dtype: ``[num_dst, O]``. ``None``
+    """The sum or mean of ``x @ lin_weight.t()``, plus ``bias [O]``, on unchecked operands of one dtype: ``[num_dst, O]``. ``None``
     where there is something to convert, decide or watch first; :func:`aggregate` then does the middle part.
 
     ``owner`` is the linear layer, by which constant features are known again."""
     current, grad_enabled = settings(), torch.is_grad_enabled()
     csc = grad_enabled and (x.requires_grad or lin_weight.requires_grad)
-    needs_grad = csc or (grad_enabled and bias is not None and bias.requires_grad)
     if _samples(current) or current.kernel == "gas" or current.autotune or not graph.has(csc):
         return None
     if grad_enabled and (saved_tensors_are_watched() or (weight is not None and weight.requires_grad)):
-        return None
-    in_slots = (None, None) if weight is None else graph.slot_weights(weight, csc)
-    if in_slots is None:
         return None
     row_bytes = lin_weight.shape[0] * lin_weight.element_size()
     found, product = None if x.requires_grad else features.find(x, owner, "product"), None
@@ -104,8 +100,12 @@ def aggregate_linear(
         graph.consider_locality(graph.num_src * row_bytes)
     graph.uses += 1
     ran(place, f"linear and gar {reduce}", CONVERTED.reason)
-    arguments = (*in_slots, reduce == "mean", product, x, lin_weight, bias)
-    return call(LAYER, needs_grad, graph.args(csc, row_bytes, permuted=False), *arguments)  # type: ignore[no-any-return]
+    in_slots = (None, None) if weight is None else graph.slot_weights(weight, csc)
+    args = graph.args(csc, row_bytes, permuted=in_slots is None)
+    inputs = (*(in_slots or (weight, None)), reduce == "mean", product, x, lin_weight)
+    if grad_enabled and not csc and bias is not None and bias.requires_grad:  # as in an addition, nothing is kept for its gradient
+        return call(LAYER, False, args, *inputs, None) + bias  # type: ignore[no-any-return]
+    return call(LAYER, csc, args, *inputs, bias)  # type: ignore[no-any-return]
 
 
 def _samples(current: Settings) -> bool:

@@ -47,11 +47,14 @@ class Features:
     """A compressed ``[N, F]`` matrix: ``rowptr [N + 1]`` and ``col [stored]``, int32, with columns ascending and none twice within
     a row, and ``values [stored]``.
 
-    ``slot`` maps each entry of the matrix that this was made from to its place in ``values``; ``None``: they are equal.
+    ``slot`` maps each entry of the matrix that this was made from to its place in ``values``; ``None``: they are equal. ``shared``
+    values are in the user's memory, who may write into it unseen, so that no copy is made of them.
     """
 
-    def __init__(self, shape: tuple[int, int], rowptr: Tensor, col: Tensor, values: Tensor, slot: Tensor | None = None) -> None:
-        self.shape, self.rowptr, self.col, self.values, self.slot = shape, rowptr, col, values, slot
+    def __init__(
+        self, shape: tuple[int, int], rowptr: Tensor, col: Tensor, values: Tensor, slot: Tensor | None = None, shared: bool = False
+    ) -> None:
+        self.shape, self.rowptr, self.col, self.values, self.slot, self.shared = shape, rowptr, col, values, slot, shared
 
     @classmethod
     def from_dense(cls, x: Tensor) -> Features:
@@ -73,7 +76,7 @@ class Features:
             row = torch.repeat_interleave(rowptr.diff().long(), output_size=col.numel())  # 64 bits for the key
             key = row * max(x.shape[1], 1) + col
             if bool((key.diff() > 0).all()):
-                return cls((x.shape[0], x.shape[1]), rowptr.int(), col.int(), values)
+                return cls((x.shape[0], x.shape[1]), rowptr.int(), col.int(), values, shared=True)
             key, slot = key.unique(return_inverse=True)
             row, col = key // max(x.shape[1], 1), key % max(x.shape[1], 1)
             rowptr = torch.searchsorted(row, torch.arange(x.shape[0] + 1, device=row.device))
@@ -110,17 +113,20 @@ class Features:
     def graph_for(self, csc: bool) -> Graph:
         """:attr:`graph` with the formats that a product, and with ``csc`` its gradient, need. Raises CapturingError if they cannot
         be made now."""
-        made = self.__dict__
-        if "graph" not in made or (csc and "values_t" not in made):
-            _unless_capturing(self.col, lambda _: self.values_t if csc else self.graph.csr)
-            cache.grew()
+        if "graph" not in self.__dict__ or not self.graph.has(csc):
+            _unless_capturing(self.col, lambda _: self.graph.args(csc))
         return self.graph
 
     def product(self, csc: bool, row_bytes: int) -> tuple[Any, ...]:
         """What the product with ``row_bytes`` of weights a column takes before the weights, with ``csc`` that of its gradient too.
         Raises CapturingError if it cannot be made now."""
-        args = self.graph_for(csc).args(csc, row_bytes, permuted=False)
-        return *args, self.values, self.values_t if csc else None
+        graph = self.graph_for(csc)
+        if self.shared:
+            return *graph.args(csc, row_bytes), self.values, None
+        if csc and "values_t" not in self.__dict__:
+            _unless_capturing(self.col, lambda _: self.values_t)
+            cache.grew()
+        return *graph.args(csc, row_bytes, permuted=False), self.values, self.values_t if csc else None
 
     @property
     def density(self) -> float:

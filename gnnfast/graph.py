@@ -411,8 +411,8 @@ class Graph:
         cache.grew()
 
     def slot_weights(self, weight: Tensor, csc: bool) -> tuple[Tensor, Tensor | None] | None:
-        """The weight ``[num_edges]`` or ``[num_edges, H]`` in the slot orders of CSR and CSC, kept from the second time the same,
-        unchanged tensor is used on; ``None`` where reading it through ``perm`` is as good (first use, or no perm)."""
+        """The weight ``[num_edges]`` or ``[num_edges, H]`` in the slot orders of CSR and CSC: itself where there is no ``perm``,
+        else a copy that is kept from the second time the same, unchanged tensor is used on; ``None`` the first time."""
         watched = torch.is_grad_enabled() and saved_tensors_are_watched()
         first, second = ("by_src", "by_dst") if self._flipped else ("by_dst", "by_src")
         kept: OrderedDict[int, list[Any]] = self._shared["weights"]

@@ -7,20 +7,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
-from gnnfast.ops.spmm import GRAPH_ARGS, Formula, mean_degree, run, swap
+from gnnfast.ops.spmm import GRAPH_ARGS, Formula, mean_degree, run, swap, swap_weights
 from gnnfast.ops.spmm_sparse_features import PRODUCT
 
 _ops = torch.ops.gnnfast
 
 # layer(graph, weight, weight_t, mean, product | None, x [N, F], lin_weight [O, F], bias [O] | None) -> [M, O]. Weights of the edges
-# are constant and in slot orders, as in SPMM; `product` is what PRODUCT takes before its weight, if x is to be used compressed.
+# are constant, and as in SPMM; `product` is what PRODUCT takes before its weight, if x is to be used compressed.
 
 
 def _layer(*args: Any) -> Tensor:
     *graph, weight, weight_t, mean, product, x, lin_weight, bias = args
-    hidden = linear(x, lin_weight) if product is None else PRODUCT.op(*product, lin_weight)
+    hidden = torch.nn.functional.linear(x, lin_weight) if product is None else PRODUCT.op(*product, lin_weight)
     out: Tensor = _ops.spmm.default(*graph, weight, weight_t, hidden, mean)
     return out if bias is None else out.add_(bias)
 
@@ -28,7 +27,7 @@ def _layer(*args: Any) -> Tensor:
 def _keep(ctx: Any, needs: Any, _: Any, weight: Any, weight_t: Any, mean: bool, product: Any, *operands: Any) -> tuple[Any, ...]:
     ctx.mean, ctx.product = mean, product
     x, lin_weight, _ = operands
-    return weight, weight_t, x if needs[5] and product is None else None, lin_weight if needs[4] else None
+    return weight, weight_t, x if needs[5] else None, lin_weight if needs[4] else None
 
 
 def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -39,7 +38,7 @@ def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tupl
     if need_x or need_lin_weight:
         if ctx.mean:
             grad = grad / mean_degree(graph[0], grad)
-        hidden = run(_ops.spmm.default, *swap(graph), weight_t, weight, grad, False)
+        hidden = run(_ops.spmm.default, *swap(graph), *swap_weights(weight, weight_t), grad, False)
         if need_x:
             to_x = hidden.mm(lin_weight)
         if need_lin_weight and ctx.product is None:

@@ -26,6 +26,11 @@ def swap(graph: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*graph[5:], *graph[:5])
 
 
+def swap_weights(weight: Tensor | None, weight_t: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """The weights for A^T: the other slot order, or the same by edge ids."""
+    return (weight, None) if weight_t is None else (weight_t, weight)
+
+
 def _rows(graph: tuple[Any, ...]) -> int:
     return graph[0].shape[0] - 1
 
@@ -149,8 +154,7 @@ def _spmm_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) ->
     if need_x and need_weight:
         grad_x, grad_weight = run(_ops.spmm_backward.default, *swap(graph), weight, x, grad, _inverse(graph[7]))
     elif need_x:
-        other = (weight, None) if weight_t is None else (weight_t, weight)
-        grad_x = run(_ops.spmm.default, *swap(graph), *other, grad, False)
+        grad_x = run(_ops.spmm.default, *swap(graph), *swap_weights(weight, weight_t), grad, False)
     elif need_weight:
         grad_weight = run(_ops.sddmm.default, *graph, grad, x, _heads(weight)).view_as(weight)
     return grad_weight, None, grad_x, None, None

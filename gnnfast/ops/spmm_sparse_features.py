@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.ops.spmm import GRAPH_ARGS, Formula, _rows, mean_degree, register, run, swap
+from gnnfast.ops.spmm import GRAPH_ARGS, Formula, _rows, mean_degree, register, run, swap, swap_weights
 
 _ops = torch.ops.gnnfast
 
@@ -88,8 +88,8 @@ register(Formula(_ops.spmm_sparse_features_edges.default, _keep_all, _edges_back
 
 # ---- products -------------------------------------------------------------------------------------------------------------------
 # product(graph, values, values_t | None, weight [O, F]) -> X weight^T [N, O] for constant X, whose entries are the edges of a graph
-# from its columns to its rows; values as the weights of SPMM, in the slot orders. One formula, as on small graphs each further node
-# that autograd keeps for the transposition takes longer than the copy.
+# from its columns to its rows, with values as the weights of SPMM. One formula, as on small graphs each further node that autograd
+# keeps for the transposition takes longer than the copy.
 
 
 def _product(*args: Any) -> Tensor:
@@ -103,7 +103,8 @@ def _product_keep(ctx: Any, needs: Any, _: Any, values: Tensor, values_t: Any, w
 
 def _product_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tuple[Any, ...]:
     values, values_t = kept
-    return None, None, run(_ops.spmm.default, *swap(graph), values_t, values, grad, False).t().contiguous()
+    out = run(_ops.spmm.default, *swap(graph), *swap_weights(values, values_t), grad, False)
+    return None, None, out.t().contiguous()
 
 
 PRODUCT = Formula(_product, _product_keep, _product_backward)

@@ -3,7 +3,6 @@ as PyG writes some, or ``aggregate(lin(x))``, and the latter as one node of auto
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable
 from types import FunctionType
@@ -16,11 +15,10 @@ from gnnfast import features
 from gnnfast.aggregate import FEATURE_DTYPES, aggregate_linear
 from gnnfast.patching import is_dispatched
 from gnnfast.pyg import guards
-from gnnfast.pyg.propagate import Fallback, check_module, graph_of, plain_update, reduction
+from gnnfast.pyg.propagate import Fallback, check_module, graph_of, module_hooks, plain_update, reduction
 from gnnfast.reporting import fell_back, ran
 from gnnfast.selector import Layer, linear_first, saves_little
 
-_hooks = operator.itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _methods = operator.attrgetter("message", "aggregate", "update", "message_and_aggregate", "forward")
 # Orders round differently, which only these dtypes have the digits for.
 _REORDERED = (torch.float32, torch.float64)
@@ -54,6 +52,8 @@ def make_linear(original: FunctionType) -> Callable[..., Any]:
 def make_gcn_conv(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``GCNConv.forward(x, edge_index, edge_weight)``."""
 
+    known = _class_of(original)
+
     def gcn_conv(module: Any, x: Any, edge_index: Any, edge_weight: Any) -> Any:
         if guards.operand("x", x) or type(edge_index) is not Tensor or edge_index.layout is not torch.strided:
             return NotImplemented
@@ -63,7 +63,7 @@ def make_gcn_conv(original: FunctionType) -> Callable[..., Any]:
         weight = lin.weight
         if not _fits(x, weight, bias):
             return NotImplemented
-        reduce = _known_reduction(original, module)
+        reduce = _known_reduction(known, module)
         if not reduce:
             return NotImplemented
         if module.normalize:
@@ -84,12 +84,14 @@ def make_gcn_conv(original: FunctionType) -> Callable[..., Any]:
 def make_sage_conv(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``SAGEConv.forward(x, edge_index, size)``."""
 
+    known = _class_of(original)
+
     def sage_conv(module: Any, x: Any, edge_index: Any, size: Any) -> Any:
         if module.project:
             return NotImplemented
         x_src, x_dst = _pair(x)
         lin = module.lin_l
-        reduce = _reorders(original, module, lin, x_src, x_dst, edge_index, size, 1)
+        reduce = _reorders(known, module, lin, x_src, x_dst, edge_index, size, 1)
         if not reduce:
             return NotImplemented
         out = _in_one(module, reduce, lin, lin.weight, lin.bias, x_src, x_dst, edge_index, None, size)
@@ -106,10 +108,12 @@ def make_sage_conv(original: FunctionType) -> Callable[..., Any]:
 def make_graph_conv(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``GraphConv.forward(x, edge_index, edge_weight, size)``."""
 
+    known = _class_of(original)
+
     def graph_conv(module: Any, x: Any, edge_index: Any, edge_weight: Any, size: Any) -> Any:
         x_src, x_dst = _pair(x)
         lin = module.lin_rel
-        reduce = "" if _promotes(x_src, edge_weight) else _reorders(original, module, lin, x_src, x_dst, edge_index, size, 1)
+        reduce = "" if _promotes(x_src, edge_weight) else _reorders(known, module, lin, x_src, x_dst, edge_index, size, 1)
         if not reduce:
             return NotImplemented
         out = _in_one(module, reduce, lin, lin.weight, lin.bias, x_src, x_dst, edge_index, edge_weight, size)
@@ -124,10 +128,12 @@ def make_graph_conv(original: FunctionType) -> Callable[..., Any]:
 def make_sg_conv(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``SGConv.forward(x, edge_index, edge_weight)``."""
 
+    known = _class_of(original)
+
     def sg_conv(module: Any, x: Any, edge_index: Any, edge_weight: Any) -> Any:
         if module.cached or module._cached_x is not None or _promotes(x, edge_weight):
             return NotImplemented
-        if not _reorders(original, module, module.lin, x, None, edge_index, None, module.K):
+        if not _reorders(known, module, module.lin, x, None, edge_index, None, module.K):
             return NotImplemented
         gcn_norm = original.__globals__["gcn_norm"]
         arguments = (edge_index, edge_weight, x.shape[0], False, module.add_self_loops, module.flow)
@@ -223,6 +229,10 @@ def _in_one(
     """``aggregate(lin(x))`` and the bias as one node of autograd, if the graph was seen before."""
     if size is not None or x_src.layout is not torch.strided or x_src.dtype not in FEATURE_DTYPES:
         return None
+    if x_dst is not None and x_dst is not x_src and (guards.operand("x", x_dst) or x_dst.dim() != 2):
+        return None
+    if bias is not None and bias.shape != weight.shape[:1]:
+        return None
     try:
         graph = graph_of(edge_index, x_src.shape[0], _num_dst(x_src, x_dst, size), module.flow == "source_to_target")
     except Fallback:
@@ -245,7 +255,7 @@ def _num_dst(x_src: Tensor, x_dst: Any, size: Any) -> int:
     return size[1] if size is not None and size[1] is not None else x_src.shape[0]
 
 
-def _reorders(original: FunctionType, module: Any, lin: Any, x_src: Any, x_dst: Any, edge_index: Any, size: Any, hops: int) -> str:
+def _reorders(known: Any, module: Any, lin: Any, x_src: Any, x_dst: Any, edge_index: Any, size: Any, hops: int) -> str:
     """Sum or mean, if ``aggregate(lin(x))`` gives the same as the layer and is cheaper; else empty. What is not certain runs as PyG
     wrote it."""
     csr = _is_csr(x_src)
@@ -259,7 +269,7 @@ def _reorders(original: FunctionType, module: Any, lin: Any, x_src: Any, x_dst: 
         return ""
     if hops < 1 or module.node_dim not in (-2, 0) or (hops == 1 and module.flow != "source_to_target"):
         return ""
-    reduce = _known_reduction(original, module)
+    reduce = _known_reduction(known, module)
     if not reduce:
         return ""
     place, change = f"pyg {type(module).__name__}", f"{lin.weight.shape[1]} -> {lin.weight.shape[0]} features"
@@ -302,10 +312,10 @@ def _saves_little(lin: Any, edge_index: Any, hops: int) -> bool:
     return saves_little(edge_index.device.type, edge_index.shape[1], weight.shape[1], weight.shape[0], hops)
 
 
-def _known_reduction(original: FunctionType, module: Any) -> str:
-    """Sum or mean, if nothing between ``forward`` and the aggregation is another than the known layer's, and nobody watches it;
+def _known_reduction(known: Any, module: Any) -> str:
+    """Sum or mean, if nothing between ``forward`` and the aggregation is another than the ``known`` layer's, and nobody watches it;
     else empty."""
-    cls, known = type(module), _class_of(original)
+    cls = type(module)
     same = cls is known or _methods(cls) == _methods(known)
     if not same or "propagate" in module.__dict__ or not is_dispatched(cls.propagate) or not plain_update(cls):
         return ""  # somebody else would see features of another width
@@ -317,16 +327,17 @@ def _known_reduction(original: FunctionType, module: Any) -> str:
     return reduce if message.feature == "x" and reduce in ("sum", "mean") else ""
 
 
-@functools.cache
 def _class_of(function: FunctionType) -> Any:
     return function.__globals__[function.__qualname__.split(".")[0]]
 
 
 def _plain(lin: Any) -> bool:
     """Whether calling ``lin`` is a product and a bias and nothing else."""
+    cls, own = type(lin), lin.__dict__
     return (
-        type(lin).__name__ == "Linear"
-        and type(lin).__module__ in ("torch_geometric.nn.dense.linear", "torch.nn.modules.linear")
-        and "forward" not in lin.__dict__
-        and not any(_hooks(lin.__dict__))
+        cls.__name__ == "Linear"
+        and cls.__module__ in ("torch_geometric.nn.dense.linear", "torch.nn.modules.linear")
+        and getattr(cls.forward, "__globals__", {}).get("__name__") == cls.__module__  # not one that somebody put there
+        and "forward" not in own
+        and not any(module_hooks(own))
     )

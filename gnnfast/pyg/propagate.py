@@ -27,6 +27,7 @@ _hooks = operator.itemgetter(
         for kind in ("pre_hooks", "hooks")
     )
 )
+module_hooks = operator.itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _REDUCE: dict[type, str] = {}
 
 
@@ -116,7 +117,7 @@ def reduction(module: Any) -> str:
     if reduce is None:
         raise Fallback(f"the aggregation is {type(aggregation).__name__}")
     own = aggregation.__dict__
-    if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or "forward" in own:
+    if any(module_hooks(own)) or "forward" in own:
         raise Fallback("hooks are registered on the aggregation")
     if torch.nn.modules.module._has_any_global_hook():
         raise Fallback("global module hooks are registered")

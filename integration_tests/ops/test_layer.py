@@ -22,12 +22,11 @@ def _operands(name, device, dtype=torch.float64, weighted=True, biased=True):
     return graph, x, lin, bias, weight
 
 
-def _in_one(graph, x, lin, bias, weight, reduce="sum", owner=None):
-    """From the second use of the weights on; the formats must be there."""
+def _in_one(graph, x, lin, bias, weight, reduce="sum"):
+    """The formats must be there. Weights are used by edge id the first time, and in slot order then."""
     graph.args(True)
-    for _ in range(2):
-        out = aggregate.aggregate_linear(graph, x, lin, bias, weight, reduce, place="test", owner=owner or lin)
-    assert out is not None
+    first, out = (aggregate.aggregate_linear(graph, x, lin, bias, weight, reduce, place="test", owner=lin) for _ in range(2))
+    assert relative_error(first, out) < TOLERANCE[x.dtype]
     return out
 
 
@@ -95,6 +94,31 @@ def test_gradgradcheck(compressed, weighted, reduce, device):
         torch.autograd.gradgradcheck(call, leaves)
 
 
+def test_only_the_bias_needs_a_gradient(device):
+    """Nothing is kept, so that its gradient can be asked for twice, as that of an addition."""
+    graph, x, lin, bias, weight = _operands("random", device)
+    out = _in_one(graph, x.detach(), lin.detach(), bias, weight)
+    for _ in range(2):
+        (found,) = torch.autograd.grad(out, bias, torch.ones_like(out))
+        assert torch.equal(found, torch.full_like(found, graph.num_dst))
+
+
+def test_new_weights_each_time(device):
+    """They are not copied into slot order."""
+    graph, x, lin, bias, _ = _operands("random", device)
+    graph.args(True)
+    before = graph.nbytes
+    for _ in range(5):
+        weight = torch.rand(graph.num_edges, device=device, dtype=x.dtype)
+        found = aggregate.aggregate_linear(graph, x, lin, bias, weight, "sum", place="test", owner=lin)
+        expected = _apart(graph, x, lin, bias, weight.clone(), "sum")
+        assert relative_error(found, expected) < 1e-12
+        seed = torch.randn_like(expected)
+        for f, e in zip(*(torch.autograd.grad(out, (x, lin, bias), seed) for out in (found, expected))):
+            assert relative_error(f, e) < 1e-12
+    assert graph.nbytes == before
+
+
 def test_what_is_left_to_others(device):
     graph, x, lin, bias, weight = _operands("random", device)
 
@@ -103,7 +127,6 @@ def test_what_is_left_to_others(device):
 
     assert call() is None  # nothing is converted yet
     graph.args(True)
-    assert call() is None and call() is not None  # weights are kept from the second use on
     for changes in ({"sample": "random"}, {"kernel": "sampled"}, {"kernel": "gas"}, {"autotune": True}):
         with gnnfast.override(**changes):
             assert call() is None
@@ -111,5 +134,4 @@ def test_what_is_left_to_others(device):
     with torch.autograd.graph.save_on_cpu():
         assert call() is None
     weight.mul_(2)
-    assert call() is None
     assert relative_error(call(), _apart(graph, x, lin, bias, weight, "sum")) < 1e-12

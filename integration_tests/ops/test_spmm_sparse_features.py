@@ -233,6 +233,21 @@ def test_multiply(width, dtype, device):
     assert relative_error(to_values, expected[torch.repeat_interleave(x.crow_indices().diff()), x.col_indices()]) < TOLERANCE[dtype]
 
 
+def test_values_written_behind_the_version_counter(device):
+    """The tensor that a matrix was made from shares its memory, but not its version: product and gradient see what is there."""
+    x = _features(20, 30).to(device)
+    values = x.values().detach().clone()
+    x = torch.sparse_csr_tensor(x.crow_indices(), x.col_indices(), values, size=x.shape)
+    weight = torch.randn(4, 30, dtype=torch.float64, device=device, requires_grad=True)
+    for _ in range(3):
+        values.mul_(3)
+        features = Features.of_csr(x)
+        out = multiply(features, weight, features.values_of(x))
+        (found,) = torch.autograd.grad(out.sum(), weight)
+        assert relative_error(out, x.to_dense() @ weight.t()) < 1e-12
+        assert relative_error(found, x.to_dense().sum(0).expand(4, -1)) < 1e-12
+
+
 def test_gradients_of_multiply(device):
     features = Features.from_csr(_features(7, 9, dtype=torch.float64).to(device))
     weight = torch.randn(3, 9, dtype=torch.float64, device=device, requires_grad=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 
 import pytest
@@ -218,6 +219,13 @@ def _changed(how):
         conv.lin.forward = lambda x: 2 * linear(x)
     elif how == "weight normalisation":
         torch.nn.utils.parametrizations.weight_norm(conv.lin)
+    elif how == "bias for each node":
+        conv.bias = torch.nn.Parameter(torch.randn(30, 5))
+    elif how == "bias of two dimensions":
+        conv.bias = torch.nn.Parameter(torch.randn(1, 5))
+    elif how == "bias of more columns":
+        conv = nn.GCNConv(F, 1)
+        conv.bias = torch.nn.Parameter(torch.randn(5))
     elif how == "update":
         conv = _OwnUpdate(F, 5)
     elif how == "message":
@@ -236,6 +244,9 @@ def _changed(how):
         "other linear layer",
         "forward of the linear layer",
         "weight normalisation",
+        "bias for each node",
+        "bias of two dimensions",
+        "bias of more columns",
         "update",
         "message",
         "forward",
@@ -244,14 +255,62 @@ def _changed(how):
 def test_changed_parts_are_run(how, device):
     edge_index, n, _ = GRAPHS["random"]()
     x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
-    gnnfast.disable()
     conv = _changed(how).to(device)
-    expected = conv(x, edge_index)
+
+    def step():
+        out = conv(x, edge_index)
+        return out, *torch.autograd.grad(out.sin().sum(), list(conv.parameters()))
+
+    gnnfast.disable()
+    expected = step()
     gnnfast.enable()
     gnnfast.clear_report()
     for _ in range(4):
-        assert relative_error(conv(x, edge_index), expected) < 1e-5
+        for f, e in zip(step(), expected):
+            assert f.shape == e.shape and relative_error(f, e) < 1e-5
     assert not any(kernel.startswith("linear and") for _, kernel, _ in gnnfast.report().kernels)
+
+
+def test_patches_of_others_are_run(device, monkeypatch):
+    """Such as counters and quantisation put into whole classes and modules."""
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    conv, calls = nn.GCNConv(F, 5).to(device), []
+    for _ in range(3):
+        expected = conv(x, edge_index)
+
+    def counted(function):
+        @functools.wraps(function)
+        def call(*arguments):
+            calls.append(1)
+            return function(*arguments)
+
+        return call
+
+    for owner, name in ((nn.Linear, "forward"), (torch.nn.functional, "linear")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, counted(getattr(owner, name)))
+            assert relative_error(conv(x, edge_index), expected) < 1e-5
+        assert len(calls) == 1
+        calls.clear()
+
+
+def test_destinations_that_do_not_fit_are_pygs_error():
+    edge_index, n, _ = GRAPHS["random"]()
+    x = (torch.rand(n, 20_000) < 0.01).float()  # for which the layers multiply first
+    for conv in (nn.SAGEConv((20_000, F), 5), nn.SAGEConv((20_000, F), 5, root_weight=False), nn.GraphConv((20_000, F), 5)):
+        for _ in range(4):
+            conv((x, torch.randn(n, F)), edge_index)
+        assert any(kernel.startswith("linear and") for _, kernel, _ in gnnfast.report().kernels)
+        outcomes = []
+        for on in (True, False):
+            (gnnfast.enable if on else gnnfast.disable)()
+            with pytest.raises(Exception) as error:
+                conv((x, torch.randn(n)), edge_index)
+            outcomes.append((error.type, str(error.value)))
+        gnnfast.enable()
+        assert outcomes[0] == outcomes[1]
+        gnnfast.clear_report()
 
 
 def test_weights_are_followed(device):
@@ -409,6 +468,10 @@ def test_hooks_explainers_and_instance_changes_fall_back(device):
     handle = conv.aggr_module.register_forward_hook(lambda module, inputs, out: seen.append(out.shape))
     conv(x, edge_index)
     assert len(seen) == 2
+    handle.remove()
+    handle = conv.aggr_module.register_full_backward_pre_hook(lambda module, grad: seen.append(grad))
+    conv(x.clone().requires_grad_(), edge_index).sum().backward()
+    assert len(seen) == 3
     handle.remove()
     conv.explain = True
     conv._edge_mask, conv._apply_sigmoid, conv._loop_mask = torch.zeros(200, device=device), False, None
