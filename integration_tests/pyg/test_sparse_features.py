@@ -321,7 +321,11 @@ def test_steps_aside(name, device, edge_index, x):
 def test_hooks_of_the_other_linear_run(device, edge_index, x):
     layer = nn.SAGEConv(WIDTH, OUT).to(device)
     layer.lin_r.register_forward_hook(lambda mod, i, out: out * 3)
-    _close(_run(layer, x, edge_index), _pyg(layer, x, edge_index))
+    found = _run(layer, x, edge_index)
+    gnnfast.disable()
+    expected = _run(layer, x, edge_index)  # of the layer itself: copies of PyG 2.6's Linear lose their hooks
+    gnnfast.enable()
+    _close(found, expected)
     assert "linear first" in _kernels()
 
 
