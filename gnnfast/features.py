@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gnnfast import _native
 from gnnfast.config import settings
-from gnnfast.graph import Graph, cache, saved_tensors_are_watched
+from gnnfast.graph import Graph, _nbytes, cache, saved_tensors_are_watched
 from gnnfast.reporting import measured, ran
 from gnnfast.selector import SparseChoice, densities, sparse_pays
 
@@ -137,9 +137,7 @@ class Features:
     def nbytes(self) -> int:
         # The graph holds rowptr and col themselves.
         structure = self.graph.nbytes if "graph" in self.__dict__ else self.rowptr.nbytes + self.col.nbytes
-        values_t = self.__dict__.get("values_t", self.values)
-        further = [t.nbytes for t in (self.slot, None if values_t is self.values else values_t) if t is not None]
-        return structure + self.values.nbytes + sum(further)
+        return structure + _nbytes(t for t in (self.values, self.slot, self.__dict__.get("values_t")) if t is not None)
 
     def __repr__(self) -> str:
         return f"Features({list(self.shape)}, density={self.density:.2%}, dtype={self.values.dtype})"

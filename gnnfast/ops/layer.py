@@ -14,8 +14,7 @@ from gnnfast.ops.spmm_sparse_features import PRODUCT
 _ops = torch.ops.gnnfast
 
 # layer(graph, weight, weight_t, mean, product | None, x [N, F], lin_weight [O, F], bias [O] | None) -> [M, O]. Weights of the edges
-# are constant, and as in SPMM; `product` is what PRODUCT takes before its weight, if x is to be used compressed. At least one of x
-# and lin_weight needs a gradient, if there is to be a backward pass.
+# are constant, and as in SPMM; `product` is what PRODUCT takes before its weight, if x is to be used compressed.
 
 
 def _layer(*args: Any) -> Tensor:
@@ -34,16 +33,18 @@ def _keep(ctx: Any, needs: Any, _: Any, weight: Any, weight_t: Any, mean: bool, 
 def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tuple[Any, ...]:
     weight, weight_t, x, lin_weight = kept
     need_x, need_lin_weight, need_bias = needs[4:]
+    to_x = to_lin_weight = None
     to_bias = grad.sum(0) if need_bias else None
-    if ctx.mean:
-        grad = grad / mean_degree(graph[0], grad)
-    hidden = run(_ops.spmm.default, *swap(graph), *swap_weights(weight, weight_t), grad, False)
-    to_x = hidden.mm(lin_weight) if need_x else None
-    to_lin_weight = None
-    if need_lin_weight and ctx.product is None:
-        to_lin_weight = hidden.t().mm(x)
-    elif need_lin_weight:
-        to_lin_weight = PRODUCT.backward(ctx, ctx.product[:GRAPH_ARGS], ctx.product[GRAPH_ARGS:], needs, hidden)[2]
+    if need_x or need_lin_weight:
+        if ctx.mean:
+            grad = grad / mean_degree(graph[0], grad)
+        hidden = run(_ops.spmm.default, *swap(graph), *swap_weights(weight, weight_t), grad, False)
+        if need_x:
+            to_x = hidden.mm(lin_weight)
+        if need_lin_weight and ctx.product is None:
+            to_lin_weight = hidden.t().mm(x)
+        elif need_lin_weight:
+            to_lin_weight = PRODUCT.backward(ctx, ctx.product[:GRAPH_ARGS], ctx.product[GRAPH_ARGS:], needs, hidden)[2]
     return None, None, None, None, to_x, to_lin_weight, to_bias
 
 

@@ -1,0 +1,42 @@
+"""A layer with gnnfast and without."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from graphs import relative_error
+
+import gnnfast
+
+
+def run(layer, *inputs, repeats=3):
+    """Output and all gradients of the last of several calls (by which graphs are converted and kept)."""
+    tensors = [t for t in inputs if isinstance(t, torch.Tensor) and t.is_floating_point() and t.layout is torch.strided]
+    for _ in range(repeats):
+        leaves = [t.detach().clone().requires_grad_() for t in tensors]
+        mapping = {id(t): leaf for t, leaf in zip(tensors, leaves)}
+        layer.zero_grad()
+        torch.manual_seed(1)
+        out = layer(*(mapping.get(id(i), i) for i in inputs))
+        out.pow(2).sum().backward()
+    return [out.detach(), *(leaf.grad for leaf in leaves), *(p.grad for p in layer.parameters())]
+
+
+def compare(layer, *inputs, tolerance=1e-5, **kwargs):
+    """With gnnfast equals without."""
+    layer = layer.to(inputs[0].device)
+    gnnfast.clear_report()
+    found = run(copy.deepcopy(layer), *inputs, **kwargs)
+    report = gnnfast.report()
+    gnnfast.disable()
+    try:
+        expected = run(layer, *inputs, **kwargs)
+    finally:
+        gnnfast.enable()
+    for f, e in zip(found, expected):
+        assert (f is None) == (e is None)
+        if e is not None:
+            assert f.dtype == e.dtype and f.shape == e.shape and f.is_contiguous() == e.is_contiguous()
+            assert relative_error(f, e) < tolerance
+    return report

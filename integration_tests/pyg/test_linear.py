@@ -1,0 +1,224 @@
+"""Layers of PyG that run as one: linear part, aggregation and bias."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from comparison import compare
+from graphs import GRAPHS, relative_error
+
+import gnnfast
+
+pyg = pytest.importorskip("torch_geometric", reason="PyG is not installed")
+from torch_geometric import nn  # noqa: E402
+
+F = 8
+
+LAYERS = {
+    "plain": lambda: nn.GCNConv(F, 5),
+    "cached": lambda: nn.GCNConv(F, 5, cached=True),
+    "improved": lambda: nn.GCNConv(F, 5, improved=True),
+    "no loops": lambda: nn.GCNConv(F, 5, add_self_loops=False),
+    "not normalised": lambda: nn.GCNConv(F, 5, normalize=False),
+    "target_to_source": lambda: nn.GCNConv(F, 5, flow="target_to_source"),
+    "mean": lambda: nn.GCNConv(F, 5, aggr="mean"),
+    "no bias": lambda: nn.GCNConv(F, 5, bias=False),
+    "frozen": lambda: nn.GCNConv(F, 5).requires_grad_(False),
+    "lazy": lambda: nn.GCNConv(-1, 5),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("weighted", [True, False])
+def test_linear_part_and_bias_in_one(name, weighted, device):
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    w = torch.rand(edge_index.shape[1], device=device)
+    layer = LAYERS[name]().to(device)
+    layer(x, edge_index)  # a lazy one gets its weights
+
+    class Given(torch.nn.Module):
+        """Weights that are constant, so that they are found again."""
+
+        def __init__(self):
+            super().__init__()
+            self.conv = layer
+
+        def forward(self, x):
+            return self.conv(x, edge_index, w) if weighted else self.conv(x, edge_index)
+
+    report = compare(Given(), x, repeats=4)
+    kernels = {kernel for place, kernel, _ in report.kernels if place == "pyg GCNConv"}
+    assert any(kernel.startswith("linear and gar") for kernel in kernels) and not report.fallbacks
+
+
+def test_bias_that_is_no_parameter(device):
+    from torch.nn.utils import prune
+
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    conv = nn.GCNConv(F, 5).to(device)
+    torch.nn.init.normal_(conv.bias)
+    prune.random_unstructured(conv, "bias", 2)  # a product with a mask, made anew before each call
+    results = []
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        out = [conv(x, edge_index) for _ in range(4)][-1]
+        results.append([out, *torch.autograd.grad(out.sin().sum(), list(conv.parameters()))])
+    gnnfast.enable()
+    assert any(kernel.startswith("linear and gar") for _, kernel, _ in gnnfast.report().kernels)
+    for found, expected in zip(*results):
+        assert relative_error(found, expected) < 1e-5
+
+
+class _OwnUpdate(nn.GCNConv):
+    def update(self, inputs):
+        return 2 * inputs
+
+
+class _OwnMessage(nn.GCNConv):
+    def message(self, x_j, edge_weight):
+        return 2 * x_j
+
+
+class _OwnForward(nn.GCNConv):
+    def forward(self, x, edge_index, edge_weight=None):
+        return 2 * super().forward(x, edge_index, edge_weight)
+
+
+class _TwiceLinear(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = torch.nn.Parameter(torch.randn(5, F)), None
+
+    def forward(self, x):
+        return 2 * torch.nn.functional.linear(x, self.weight)
+
+
+def _changed(how):
+    conv = nn.GCNConv(F, 5)
+    if how == "hook on the linear layer":
+        conv.lin.register_forward_hook(lambda module, inputs, out: 2 * out)
+    elif how == "hook on the message":
+        conv.register_message_forward_hook(lambda module, inputs, out: 2 * out)
+    elif how == "bias of the linear layer":
+        conv.lin.bias = torch.nn.Parameter(torch.ones(5))
+    elif how == "other linear layer":
+        conv.lin = _TwiceLinear()
+    elif how == "forward of the linear layer":
+        linear = conv.lin.forward
+        conv.lin.forward = lambda x: 2 * linear(x)
+    elif how == "weight normalisation":
+        torch.nn.utils.parametrizations.weight_norm(conv.lin)
+    elif how == "bias for each node":
+        conv.bias = torch.nn.Parameter(torch.randn(30, 5))
+    elif how == "bias of two dimensions":
+        conv.bias = torch.nn.Parameter(torch.randn(1, 5))
+    elif how == "bias of more columns":
+        conv = nn.GCNConv(F, 1)
+        conv.bias = torch.nn.Parameter(torch.randn(5))
+    elif how == "update":
+        conv = _OwnUpdate(F, 5)
+    elif how == "message":
+        conv = _OwnMessage(F, 5)
+    elif how == "forward":
+        conv = _OwnForward(F, 5)
+    return conv
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "hook on the linear layer",
+        "hook on the message",
+        "bias of the linear layer",
+        "other linear layer",
+        "forward of the linear layer",
+        "weight normalisation",
+        "bias for each node",
+        "bias of two dimensions",
+        "bias of more columns",
+        "update",
+        "message",
+        "forward",
+    ],
+)
+def test_changed_parts_are_run(how, device):
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    conv = _changed(how).to(device)
+
+    def step():
+        out = conv(x, edge_index)
+        return out, *torch.autograd.grad(out.sin().sum(), list(conv.parameters()))
+
+    gnnfast.disable()
+    expected = step()
+    gnnfast.enable()
+    gnnfast.clear_report()
+    for _ in range(4):
+        for f, e in zip(step(), expected):
+            assert f.shape == e.shape and relative_error(f, e) < 1e-5
+    assert not any(kernel.startswith("linear and") for _, kernel, _ in gnnfast.report().kernels)
+
+
+def test_patches_of_others_are_run(device, monkeypatch):
+    """Such as counters and quantisation put into whole classes and modules."""
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    conv, calls = nn.GCNConv(F, 5).to(device), []
+    for _ in range(3):
+        expected = conv(x, edge_index)
+
+    def counted(function):
+        @functools.wraps(function)
+        def call(*arguments):
+            calls.append(1)
+            return function(*arguments)
+
+        return call
+
+    for owner, name in ((nn.Linear, "forward"), (torch.nn.functional, "linear")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, counted(getattr(owner, name)))
+            assert relative_error(conv(x, edge_index), expected) < 1e-5
+        assert len(calls) == 1
+        calls.clear()
+
+
+def test_destinations_that_do_not_fit_are_pygs_error():
+    edge_index, n, _ = GRAPHS["random"]()
+    x = (torch.rand(n, 20_000) < 0.01).float()  # for which the layers multiply first
+    for conv in (nn.SAGEConv((20_000, F), 5), nn.SAGEConv((20_000, F), 5, root_weight=False), nn.GraphConv((20_000, F), 5)):
+        for _ in range(4):
+            conv((x, torch.randn(n, F)), edge_index)
+        assert any(kernel.startswith("linear and") for _, kernel, _ in gnnfast.report().kernels)
+        outcomes = []
+        for on in (True, False):
+            (gnnfast.enable if on else gnnfast.disable)()
+            with pytest.raises(Exception) as error:
+                conv((x, torch.randn(n)), edge_index)
+            outcomes.append((error.type, str(error.value)))
+        gnnfast.enable()
+        assert outcomes[0] == outcomes[1]
+        gnnfast.clear_report()
+
+
+def test_weights_are_followed(device):
+    """New weights of edges and changed ones, in training and in inference."""
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    conv = nn.GCNConv(F, 5, normalize=False).to(device)
+    w = torch.rand(edge_index.shape[1], device=device)
+    for step in range(6):
+        if step == 2:
+            w.mul_(3)
+        elif step == 4:
+            w = torch.rand(edge_index.shape[1], device=device).double().float()
+        with torch.set_grad_enabled(step % 2 == 0):
+            found = conv(x, edge_index, w)
+        gnnfast.disable()
+        assert relative_error(found, conv(x, edge_index, w)) < 1e-5
+        gnnfast.enable()
