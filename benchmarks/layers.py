@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric.nn import GCNConv, GINConv, GraphConv, SAGEConv
 
 import gnnfast
-from gnnfast.graph import cache
+from gnnfast.cache import cache
 
 from . import graphs, tables, timing
 

@@ -27,7 +27,7 @@ from torch_geometric.nn import GCNConv, GINConv, GraphConv, SAGEConv, SGConv
 import gnnfast
 from gnnfast import Graph, features, selector
 from gnnfast.config import settings
-from gnnfast.graph import cache
+from gnnfast.cache import cache
 
 from . import graphs, tables, timing
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gnnfast import _native, autotune, features, sampling
 from gnnfast.config import STRATEGIES, Settings, settings
-from gnnfast.graph import Graph, Tuned, saved_tensors_are_watched
+from gnnfast.graph import Graph, Tuned, check_device, check_integer, check_tensor, saved_tensors_are_watched
 from gnnfast.reporting import ran
 from gnnfast.selector import CONVERTED, Choice, Request, Sampling, Statistics, select
 
@@ -18,7 +18,7 @@ if _native.cpu.loaded:
 
 FEATURE_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 REDUCTIONS = ("sum", "mean", "max", "min")
-TIES = {"first": 1, "even": 2}
+TIES = {"first": 1, "even": 2, "scatter": 3}
 
 
 def aggregate(
@@ -32,14 +32,19 @@ def aggregate(
     empty: float = 0.0,
     training: bool = True,
     owner: object = None,
+    copies: bool = False,
 ) -> Tensor:
     """One aggregation on unchecked operands: ``x [num_src, F]``, ``weight [E]`` or ``[E, H]`` of the same dtype, or ``None``.
     Returns ``[num_dst, F]``. For the checked, documented form see :func:`spmm`.
 
-    ``training`` is off where a model is known to be only evaluated, whether or not gradients are enabled. ``owner`` is the layer,
-    by which constant features are known again (see :mod:`gnnfast.features`)."""
+    ``ties`` as in :func:`spmm`, or ``"scatter"``, which is ``"even"`` as ``torch.scatter_reduce(include_self=False)`` has it: where
+    the result is 0, the value that it starts from takes a share. ``training`` is off where a model is known to be only evaluated,
+    whether or not gradients are enabled. ``owner`` is the layer, by which constant features are known again (see
+    :mod:`gnnfast.features`). With ``copies``, the caller's user may write into ``x`` before the backward pass, as a framework
+    allows that keeps gathered messages for it."""
     grad_enabled = torch.is_grad_enabled()
-    needs_grad = grad_enabled and (x.requires_grad or (weight is not None and weight.requires_grad))
+    weight_grad = grad_enabled and weight is not None and weight.requires_grad
+    needs_grad = weight_grad or (grad_enabled and x.requires_grad)
     if torch.compiler.is_compiling():  # compiled code holds one kernel, and is exact
         return _run(graph, x, weight, reduce, ties, empty, needs_grad, "gar", None)
     current = settings()
@@ -48,6 +53,8 @@ def aggregate(
         compressed = features.try_aggregate(graph, x, weight, reduce, owner, place)
         if compressed is not None:
             return compressed
+    if copies and (weight_grad or (needs_grad and reduce in ("max", "min"))):
+        x = x.clone(memory_format=torch.contiguous_format)  # [N, F], where the framework keeps [E, F]
     choice, tuned = choose(graph, x, reduce, needs_grad), None
     reason = choice.reason
     if sampling_asked:
@@ -77,11 +84,12 @@ def aggregate_linear(
     *,
     place: str,
     owner: object,
+    copies: bool = False,
 ) -> Tensor | None:
     """The sum or mean of ``x @ lin_weight.t()``, plus ``bias [O]``, on unchecked operands of one dtype: ``[num_dst, O]``. ``None``
     where there is something to convert, decide or watch first; :func:`aggregate` then does the middle part.
 
-    ``owner`` is the linear layer, by which constant features are known again."""
+    ``owner`` is the linear layer, by which constant features are known again; ``copies`` as in :func:`aggregate`."""
     current, grad_enabled = settings(), torch.is_grad_enabled()
     csc = grad_enabled and (x.requires_grad or lin_weight.requires_grad)
     if _samples(current) or current.kernel == "gas" or current.autotune or not graph.has(csc):
@@ -96,6 +104,8 @@ def aggregate_linear(
         except features.CapturingError:
             return None
         ran(place, "sparse product", found[1])
+    elif copies and grad_enabled and lin_weight.requires_grad:
+        x = x.clone(memory_format=torch.contiguous_format)
     if x.is_cuda:
         graph.consider_locality(graph.num_src * row_bytes)
     graph.uses += 1
@@ -203,7 +213,7 @@ def spmm(graph: Graph, x: Tensor, weight: Tensor | None = None, reduce: str = "s
         RuntimeError: gnnfast has no kernels for the device.
     """
     _check_operands(graph, x, weight, reduce, REDUCTIONS)
-    if ties not in TIES:
+    if not isinstance(ties, str) or ties not in ("first", "even"):
         raise ValueError(f"ties must be 'first' or 'even', got {ties!r}")
     if x.dim() == 2:
         return aggregate(graph, x, weight, reduce, ties=ties)
@@ -246,12 +256,15 @@ def spmm_sampled(
             ``strategy``, a ``seed`` of more than 64 bits, and where a gradient is asked of another strategy than ``"random"``.
     """
     _check_operands(graph, x, weight, reduce, ("sum", "mean"))
-    if not isinstance(width, int) or isinstance(width, bool) or width < 1:
-        raise ValueError(f"width must be an integer of at least 1, got {width!r}")
-    if strategy not in STRATEGIES:
-        raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
-    if seed is not None and (not isinstance(seed, int) or not -(2**63) <= seed < 2**63):
-        raise ValueError(f"seed must be an integer of 64 bits, got {seed!r}")
+    width = check_integer("width", width)
+    if width < 1:
+        raise ValueError(f"width must be an integer of at least 1, got {width}")
+    _check_one_of("strategy", strategy, STRATEGIES)
+    seed = None if seed is None else check_integer("seed", seed)
+    if seed is not None and not -(2**63) <= seed < 2**63:
+        raise ValueError(f"seed must be an integer of 64 bits, got {seed}")
+    if not isinstance(rescale, bool):
+        raise TypeError(f"rescale must be True or False, got {type(rescale).__name__}")
     needs_grad = torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad))
     if needs_grad and strategy != "random":
         raise ValueError(f"strategy {strategy!r} has no gradient; use 'random', or call it under torch.no_grad()")
@@ -306,9 +319,9 @@ def sddmm(graph: Graph, dst: Tensor, src: Tensor) -> Tensor:
 
 def _check_operands(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, accepted_reductions: tuple[str, ...]) -> None:
     _check_graph_and_features(graph, x, "x", graph.num_src if isinstance(graph, Graph) else 0)
-    if reduce not in accepted_reductions:
-        raise ValueError(f"reduce must be one of {', '.join(accepted_reductions)}, got {reduce!r}")
+    _check_one_of("reduce", reduce, accepted_reductions)
     if weight is not None:
+        check_tensor("weight", weight)
         heads = x.shape[1] if x.dim() == 3 else None
         dim = weight.dim()
         if not (dim == 1 or (dim == 2 and weight.size(1) == heads)) or weight.size(0) != graph.num_edges:
@@ -321,12 +334,16 @@ def _check_operands(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str,
 def _check_graph_and_features(graph: Graph, x: Tensor, name: str, rows: int) -> None:
     if not isinstance(graph, Graph):
         raise TypeError(f"graph must be a gnnfast.Graph, got {type(graph).__name__}; build one with Graph.from_edge_index(...)")
+    check_tensor(name, x)
     if x.dtype not in FEATURE_DTYPES:
         raise TypeError(f"{name} has dtype {x.dtype}; accepted are float32, float64, float16 and bfloat16")
     if x.dim() not in (2, 3) or x.shape[0] != rows:
         raise ValueError(f"{name} must have shape [{rows}, F] or [{rows}, H, D], got {list(x.shape)}")
     if x.device != graph.device:
         raise ValueError(f"{name} is on {x.device} but the graph is on {graph.device}; move one of them")
-    reason = _native.missing(x.device.type)
-    if reason:
-        raise RuntimeError(f"gnnfast has no kernels for {x.device}: {reason}")
+    check_device(name, x)
+
+
+def _check_one_of(name: str, value: str, accepted: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in accepted:
+        raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {value!r}")

@@ -1,15 +1,13 @@
 """Node features of which most are zero: compressed, aggregated over a graph, and multiplied by dense weights.
 
 Dense features are compressed by themselves where that pays and they are constant: not a result that could be differentiated, and
-seen before at the same layer, unchanged. Hidden activations are new tensors in every pass and so are never measured, which would
-wait for the device. Changes in place are noticed through torch's version counter; writes that bypass it (through ``.data``, or a
-NumPy array that shares the memory) are not: ``GNNFAST_FEATURE_DENSITY_THRESHOLD=0`` switches compression off. Zeros that are not
-stored count as nothing: a weight that is infinite or NaN does not turn them into NaN.
+seen before at the same layer, unchanged (:mod:`gnnfast.cache` says what can be noticed; ``GNNFAST_FEATURE_DENSITY_THRESHOLD=0``
+switches compression off). Hidden activations are new tensors in every pass and so are never measured, which would wait for the
+device. Zeros that are not stored count as nothing: a weight that is infinite or NaN does not turn them into NaN.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -18,8 +16,9 @@ import torch
 from torch import Tensor
 
 from gnnfast import _native
+from gnnfast.cache import Seen, cache, is_constant, keep_if_captured
 from gnnfast.config import settings
-from gnnfast.graph import Graph, _nbytes, cache, saved_tensors_are_watched
+from gnnfast.graph import Graph, _nbytes, check_device, check_tensor, saved_tensors_are_watched
 from gnnfast.reporting import measured, ran
 from gnnfast.selector import SparseChoice, densities, sparse_pays
 
@@ -47,14 +46,14 @@ class Features:
     """A compressed ``[N, F]`` matrix: ``rowptr [N + 1]`` and ``col [stored]``, int32, with columns ascending and none twice within
     a row, and ``values [stored]``.
 
-    ``slot`` maps each entry of the matrix that this was made from to its place in ``values``; ``None``: they are equal. ``shared``
-    values are in the user's memory, who may write into it unseen, so that no copy is made of them.
+    Of a ``torch.sparse_csr`` tensor the structure alone is kept: its values are the user's, who may write into them unseen.
+    ``slot`` then maps each of its entries to the place in the values; ``None``: they are equal.
     """
 
     def __init__(
-        self, shape: tuple[int, int], rowptr: Tensor, col: Tensor, values: Tensor, slot: Tensor | None = None, shared: bool = False
+        self, shape: tuple[int, int], rowptr: Tensor, col: Tensor, values: Tensor | None, slot: Tensor | None = None
     ) -> None:
-        self.shape, self.rowptr, self.col, self.values, self.slot, self.shared = shape, rowptr, col, values, slot, shared
+        self.shape, self.rowptr, self.col, self.values, self.slot = shape, rowptr, col, values, slot
 
     @classmethod
     def from_dense(cls, x: Tensor) -> Features:
@@ -71,30 +70,33 @@ class Features:
             ValueError, IndexError: the indices are no matrix of that shape.
         """
         with torch.no_grad(), torch.inference_mode(False):
-            rowptr, col, values = x.crow_indices(), x.col_indices(), x.values().detach()
-            Graph.from_csr(rowptr, col, num_src=x.shape[1])  # checks them
+            rowptr, col = x.crow_indices(), x.col_indices()
+            try:
+                Graph.from_csr(rowptr, col, num_src=x.shape[1])  # checks them
+            except (IndexError, ValueError) as error:
+                raise type(error)(f"the indices of x: {error}") from None
             row = torch.repeat_interleave(rowptr.diff().long(), output_size=col.numel())  # 64 bits for the key
             key = row * max(x.shape[1], 1) + col
-            if bool((key.diff() > 0).all()):
-                return cls((x.shape[0], x.shape[1]), rowptr.int(), col.int(), values, shared=True)
-            key, slot = key.unique(return_inverse=True)
-            row, col = key // max(x.shape[1], 1), key % max(x.shape[1], 1)
-            rowptr = torch.searchsorted(row, torch.arange(x.shape[0] + 1, device=row.device))
-            merged = values.new_zeros(key.numel()).index_add(0, slot, values)
-            return cls((x.shape[0], x.shape[1]), rowptr.int(), col.int(), merged, slot)
+            slot = None
+            if not bool((key.diff() > 0).all()):
+                key, slot = key.unique(return_inverse=True)
+                row, col = key // max(x.shape[1], 1), key % max(x.shape[1], 1)
+                rowptr = torch.searchsorted(row, torch.arange(x.shape[0] + 1, device=row.device))
+            rowptr, col = (t.to(torch.int32, copy=True) for t in (rowptr, col))
+            return cls((x.shape[0], x.shape[1]), rowptr, col, None, slot)
 
     @classmethod
     def of_csr(cls, x: Tensor) -> Features:
         """The same, kept as long as ``x`` lives and is not changed. Raises CapturingError if it cannot be made now."""
-        versions = x.crow_indices()._version, x.col_indices()._version
-        features: Features = cache.get((x,), ("features", *versions), lambda: _unless_capturing(x, cls.from_csr))
+        parts = x.crow_indices(), x.col_indices()
+        features: Features = cache.get((x,), "features", lambda: _unless_capturing(x, cls.from_csr), parts)
+        if x.is_cuda:
+            keep_if_captured(features)
         return features
 
     def values_of(self, x: Tensor) -> Tensor:
         """The values of the ``torch.sparse_csr`` tensor that this was made from, so that it can be differentiated."""
-        if not (x.requires_grad and torch.is_grad_enabled()):
-            return self.values
-        values = x.values()
+        values = x.values() if torch.is_grad_enabled() else x.values().detach()
         if self.slot is None:
             return values
         return values.new_zeros(self.col.numel()).index_add(0, self.slot, values)
@@ -107,6 +109,7 @@ class Features:
     @cached_property
     def values_t(self) -> Tensor:
         """The values in the order of the transpose."""
+        assert self.values is not None
         perm = self.graph.csc.perm
         return self.values if perm is None else self.values.index_select(0, perm)
 
@@ -117,12 +120,12 @@ class Features:
             _unless_capturing(self.col, lambda _: self.graph.args(csc))
         return self.graph
 
-    def product(self, csc: bool, row_bytes: int) -> tuple[Any, ...]:
-        """What the product with ``row_bytes`` of weights a column takes before the weights, with ``csc`` that of its gradient too.
-        Raises CapturingError if it cannot be made now."""
+    def product(self, csc: bool, row_bytes: int, values: Tensor | None = None) -> tuple[Any, ...]:
+        """What the product with ``row_bytes`` of weights a column takes before the weights, with ``csc`` that of its gradient too;
+        with ``values``, those are used. Raises CapturingError if it cannot be made now."""
         graph = self.graph_for(csc)
-        if self.shared:
-            return *graph.args(csc, row_bytes), self.values, None
+        if values is not None:
+            return *graph.args(csc, row_bytes), values, None
         if csc and "values_t" not in self.__dict__:
             _unless_capturing(self.col, lambda _: self.values_t)
             cache.grew()
@@ -140,13 +143,14 @@ class Features:
         return structure + _nbytes(t for t in (self.values, self.slot, self.__dict__.get("values_t")) if t is not None)
 
     def __repr__(self) -> str:
-        return f"Features({list(self.shape)}, density={self.density:.2%}, dtype={self.values.dtype})"
+        return f"Features({list(self.shape)}, density={self.density:.2%})"
 
 
 def aggregate(graph: Graph, features: Features, weight: Tensor | None, reduce: str, values: Tensor | None = None) -> Tensor:
-    """``[num_dst, F]``: the sum or mean of the features of each node's in-neighbours, on unchecked operands. ``values`` are used
-    instead of those of the features, for a gradient."""
+    """``[num_dst, F]``: the sum or mean of the features of each node's in-neighbours, on unchecked operands. ``values`` of features
+    that have none."""
     x = features.values if values is None else values
+    assert x is not None
     grad_enabled = torch.is_grad_enabled()
     csc = grad_enabled and x.requires_grad
     weighted_grad = grad_enabled and weight is not None and weight.requires_grad
@@ -161,14 +165,14 @@ def aggregate(graph: Graph, features: Features, weight: Tensor | None, reduce: s
 
 
 def multiply(features: Features, weight: Tensor, values: Tensor | None = None) -> Tensor:
-    """``[N, O]``: the features times the transpose of dense ``weight [O, F]``, on unchecked operands. ``values`` are used instead
-    of those of the features, for a gradient. Raises CapturingError."""
+    """``[N, O]``: the features times the transpose of dense ``weight [O, F]``, on unchecked operands. ``values`` of features that
+    have none. Raises CapturingError."""
     grad_enabled, row_bytes = torch.is_grad_enabled(), weight.shape[0] * weight.element_size()
     if values is not None and values.requires_grad and grad_enabled:
         args = features.graph_for(True).args(True, row_bytes)
         return call(SPMM, True, args, values, None, weight.t().contiguous(), False, None)
     csc = grad_enabled and weight.requires_grad
-    product = features.product(csc, row_bytes)
+    product = features.product(csc, row_bytes, values)
     return call(PRODUCT, csc, product[:GRAPH_ARGS], *product[GRAPH_ARGS:], weight)
 
 
@@ -198,21 +202,20 @@ class Measured:
         return self.features
 
 
-_sightings: dict[tuple[int, int, str], tuple[weakref.ref[Tensor], int]] = {}
+_sightings: dict[tuple[int, int, str], Seen] = {}
 
 
 def eligible(x: Tensor) -> bool:
     """Whether dense features may be a constant input that is worth measuring."""
     return not (
         type(x) is not Tensor
-        or x.requires_grad
         or torch._C._get_tracing_state() is not None  # which would warn of the comparisons
         or x.dim() != 2
         or x.shape[1] < MIN_WIDTH
         or x.numel() < MIN_ELEMENTS
         or x.layout is not torch.strided
         or x.dtype not in DTYPES
-        or x.is_inference()
+        or not is_constant(x)
         or torch.compiler.is_compiling()
         or settings().feature_density_threshold == 0
         # Replays read what x holds then; a compressed copy would not follow.
@@ -229,10 +232,10 @@ def measure(x: Tensor, owner: object, what: str) -> Measured | None:
         return None
     key = id(x), id(owner), what
     seen = _sightings.get(key)
-    if seen is None or seen[0]() is not x or seen[1] != x._version:
+    if seen is None or not seen.still(x):
         if len(_sightings) >= _SIGHTINGS:
             _sightings.clear()
-        _sightings[key] = weakref.ref(x), x._version
+        _sightings[key] = Seen(x)
         return None
     try:
         return cache.get((x,), "density", lambda: _unless_capturing(x, Measured))  # type: ignore[no-any-return]
@@ -336,9 +339,10 @@ def spmm_sparse_features(graph: Graph, x: Tensor, weight: Tensor | None = None, 
         raise ValueError(f"x must have shape [{graph.num_src}, F], got {list(x.shape)}")
     if x.device != graph.device:
         raise ValueError(f"x is on {x.device} but the graph is on {graph.device}; move one of them")
-    if reduce not in ("sum", "mean"):
+    if not isinstance(reduce, str) or reduce not in ("sum", "mean"):
         raise ValueError(f"reduce must be sum or mean for sparse features, got {reduce!r}; gnnfast.spmm has max and min")
     if weight is not None:
+        check_tensor("weight", weight)
         if weight.shape != (graph.num_edges,):
             raise ValueError(
                 f"weight must have shape [{graph.num_edges}] (one value per edge), got {list(weight.shape)}; gnnfast.spmm takes "
@@ -346,9 +350,7 @@ def spmm_sparse_features(graph: Graph, x: Tensor, weight: Tensor | None = None, 
             )
         if weight.dtype != x.dtype or weight.device != x.device:
             raise ValueError(f"weight must be {x.dtype} on {x.device}, as x is, got {weight.dtype} on {weight.device}")
-    missing = _native.missing(x.device.type)
-    if missing:
-        raise RuntimeError(f"gnnfast has no kernels for {x.device}: {missing}")
+    check_device("x", x)
     return aggregate_csr(graph, x, weight, reduce, "gnnfast.spmm_sparse_features")
 
 

@@ -1,25 +1,25 @@
-"""A graph in the formats kernels want, made when first needed, and the cache that finds it again by the identity of the user's
-tensors."""
+"""A graph in the formats kernels want, made when first needed."""
 
 from __future__ import annotations
 
 import contextlib
+import operator
+import reprlib
 import threading
-import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gnnfast import schedule
+from gnnfast import _native, schedule
+from gnnfast.cache import Seen, cache, is_constant, keep_if_captured
 from gnnfast.config import settings
 from gnnfast.reporting import scheduled
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 _KEPT = 4  # weights, and draws, of a graph
-_CHECKED = 16  # entries of the cache that are looked at whenever one grows
 
 
 class Csr(NamedTuple):
@@ -60,6 +60,7 @@ class Graph:
 
     def __init__(self, num_src: int, num_dst: int, num_edges: int, device: torch.device) -> None:
         self.num_src, self.num_dst, self.num_edges, self.device = num_src, num_dst, num_edges, device
+        self._on_cuda = device.type == "cuda"
         self.uses = 0  # aggregations so far: a graph seen again is worth converting
         self._flipped = False
         self._shared: dict[Any, Any] = {
@@ -79,27 +80,34 @@ class Graph:
         Args:
             edge_index: ``[2, num_edges]``, int32 or int64; row 0 holds sources, row 1 destinations, in any order; duplicates and
                 self loops are allowed.
-            num_nodes: the number of nodes, or ``(num_src, num_dst)``. Taken from the largest index if not given.
+            num_nodes: the number of nodes, or ``(num_src, num_dst)``; integers of Python, NumPy or torch. Taken from the largest
+                index if not given.
 
         Raises:
-            TypeError: the ids are not int32 or int64.
+            TypeError: the ids are no tensor of int32 or int64, or a size is no integer.
             ValueError: the shape is not ``[2, num_edges]``, a size is negative, or there are 2^31 - 1 nodes or
                 2^31 - 2^16 edges or more.
             IndexError: raised by the first use: an id is out of range; the message names the bound and the value.
+            RuntimeError: gnnfast has no kernels for the device.
         """
-        _check_ids("edge_index", edge_index, 2)
+        edge_index = check_ids("edge_index", edge_index, 2)
         if edge_index.shape[0] != 2:
             raise ValueError(f"edge_index must have shape [2, num_edges], got {list(edge_index.shape)}")
         if num_nodes is None:
-            num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
-        num_src, num_dst = (num_nodes, num_nodes) if isinstance(num_nodes, int) else num_nodes
-        return cls.from_coo(edge_index.data[0], edge_index.data[1], num_src, num_dst)
+            num_nodes = max(int(edge_index.max()) + 1, 0) if edge_index.numel() else 0
+        elif isinstance(num_nodes, (tuple, list)) and len(num_nodes) != 2:
+            raise ValueError(f"num_nodes must be an integer or (num_src, num_dst), got {reprlib.repr(num_nodes)}")
+        if isinstance(num_nodes, (tuple, list)):
+            num_src, num_dst = (_size(f"num_nodes[{i}]", n) for i, n in enumerate(num_nodes))
+        else:
+            num_src = num_dst = _size("num_nodes", num_nodes)
+        rows = edge_index.detach()  # so that they do not keep the user's tensor object alive as their base
+        return cls.from_coo(rows[0], rows[1], num_src, num_dst)
 
     @classmethod
     def from_coo(cls, src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> Graph:
         """From two id tensors ``[num_edges]``; otherwise as :meth:`from_edge_index`."""
-        _check_ids("src", src, 1)
-        _check_ids("dst", dst, 1)
+        src, dst = check_ids("src", src, 1), check_ids("dst", dst, 1)
         if src.shape != dst.shape or src.dtype != dst.dtype or src.device != dst.device:
             raise ValueError(f"src and dst must agree in shape, dtype and device, got {_brief(src)} and {_brief(dst)}")
         graph = cls(_size("num_src", num_src), _size("num_dst", num_dst), _size("num_edges", src.numel()), src.device)
@@ -114,44 +122,72 @@ class Graph:
             rowptr: ``[num_dst + 1]``, int32 or int64, ascending from 0 to ``num_edges``.
             col: ``[num_edges]``, sources.
             num_src: number of sources; ``num_dst`` if not given.
-            perm: ``[num_edges]``, the edge id of each slot; slots are edge ids if not given.
+            perm: ``[num_edges]``, int32 or int64, the edge id of each slot, each id once; slots are edge ids if not given.
+
+        The graph holds copies: changes of these tensors do not reach it.
 
         Raises:
-            TypeError, ValueError, IndexError: as :meth:`from_edge_index`, or ``rowptr`` is not ascending.
+            TypeError, ValueError, IndexError, RuntimeError: as :meth:`from_edge_index`, but at once. ValueError also if ``rowptr``
+                is not ascending or ``perm`` is no permutation.
         """
-        return cls._from_compressed("by_dst", rowptr, col, num_src, perm)
+        return cls._from_compressed("by_dst", ("rowptr", rowptr), ("col", col), ("num_src", num_src), perm)
 
     @classmethod
     def from_csc(cls, colptr: Tensor, row: Tensor, num_dst: int | None = None, perm: Tensor | None = None) -> Graph:
         """From CSC by source: the destinations of source ``j`` are ``row[colptr[j]:colptr[j + 1]]``. Otherwise as
         :meth:`from_csr`."""
-        return cls._from_compressed("by_src", colptr, row, num_dst, perm)
+        return cls._from_compressed("by_src", ("colptr", colptr), ("row", row), ("num_dst", num_dst), perm)
 
     @classmethod
-    def _from_compressed(cls, side: str, ptr: Tensor, idx: Tensor, columns: int | None, perm: Tensor | None) -> Graph:
-        _check_ids("rowptr", ptr, 1)
-        _check_ids("col", idx, 1)
+    def _from_compressed(
+        cls, side: str, named_ptr: tuple[str, Any], named_idx: tuple[str, Any], named_size: tuple[str, Any], perm: Any
+    ) -> Graph:
+        (ptr_name, _), (idx_name, _), (size_name, columns) = named_ptr, named_idx, named_size
+        ptr, idx = check_ids(*named_ptr, 1), check_ids(*named_idx, 1)
+        perm = None if perm is None else check_ids("perm", perm, 1)
         if ptr.numel() == 0:
-            raise ValueError("rowptr must have at least one element")
-        if ptr.device != idx.device or (perm is not None and perm.device != idx.device):
-            raise ValueError(f"rowptr, col and perm must be on one device, got {ptr.device} and {idx.device}")
+            raise ValueError(f"{ptr_name} must have at least one element")
+        for name, t in ((ptr_name, ptr), ("perm", perm)):
+            if t is not None and t.device != idx.device:
+                raise ValueError(f"{name} is on {t.device} but {idx_name} is on {idx.device}; move one of them")
         if perm is not None and perm.shape != idx.shape:
-            raise ValueError(f"perm must have the shape of col {list(idx.shape)}, got {list(perm.shape)}")
-        rows = _size("number of rows", ptr.numel() - 1)
-        columns = rows if columns is None else _size("number of columns", columns)
+            raise ValueError(f"perm must have the shape of {idx_name} {list(idx.shape)}, got {list(perm.shape)}")
+        rows = _size(f"the number of rows in {ptr_name}", ptr.numel() - 1)
+        columns = rows if columns is None else _size(size_name, columns)
         edges = _size("num_edges", idx.numel())
         with torch.no_grad(), torch.inference_mode(False):
-            facts = [ptr[0], ptr[-1], ptr.diff().min() if rows else ptr[0]]
-            facts += [idx.min(), idx.max()] if edges else []
-            first, last, step, *bounds = (int(v) for v in torch.stack([f.long() for f in facts]).tolist())
-            if first != 0 or last != edges or step < 0:
-                raise ValueError(f"rowptr must ascend from 0 to num_edges = {edges}, got {first} to {last}, smallest step {step}")
-            if bounds and (bounds[0] < 0 or bounds[1] >= columns):
-                bad = bounds[0] if bounds[0] < 0 else bounds[1]
-                raise IndexError(f"column index {bad} is out of range [0, {columns})")
+            # Steps are of what is in range: others could pass by overflow.
+            facts = [ptr[0], ptr[-1], ptr.min(), ptr.max(), ptr.clamp(0, edges).diff().min() if rows else ptr[0]]
+            if edges:
+                facts += [idx.min(), idx.max()]
+                if perm is not None:
+                    met = torch.zeros(edges, dtype=torch.bool, device=idx.device)
+                    met[perm.clamp(0, edges - 1).long()] = True
+                    facts += [perm.min(), perm.max(), met.all()]
+            first, last, low, high, step, *bounds = torch.stack([f.long() for f in facts]).tolist()
+            if first != 0 or last != edges or low < 0 or high > edges or step < 0:
+                raise ValueError(
+                    f"{ptr_name} must ascend from 0 to num_edges = {edges}, got {first} to {last}, smallest step {step}"
+                )
+            for name, size, (low, high) in ((idx_name, columns, bounds[:2]), ("perm", edges, bounds[2:4]))[: len(bounds) // 2]:
+                if low < 0 or high >= size:
+                    raise IndexError(f"{name} index {low if low < 0 else high} is out of range [0, {size})")
+            if len(bounds) > 4 and not bounds[4]:
+                raise ValueError("perm must hold each edge id once, but some are missing and others repeated")
             graph = cls(columns, rows, edges, idx.device) if side == "by_dst" else cls(rows, columns, edges, idx.device)
             graph._shared[side] = _with_schedule(_int32(ptr), _int32(idx), None if perm is None else _int32(perm))
         return graph
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles hold the edges as they were given; what was made of them is made anew."""
+        coo = self._shared.get("coo")
+        if coo is not None:
+            src, dst = reversed(coo) if self._flipped else coo
+            return Graph.from_coo, (src, dst, self.num_src, self.num_dst)
+        csc = ("by_dst" in self._shared) == self._flipped
+        csr = self.csc if csc else self.csr
+        make, columns = (Graph.from_csc, self.num_dst) if csc else (Graph.from_csr, self.num_src)
+        return make, (csr.rowptr, csr.col, columns, csr.perm)
 
     def reverse(self) -> Graph:
         """The graph with every edge turned around; it shares all formats with this one."""
@@ -235,6 +271,8 @@ class Graph:
         schedule, and the slab of the forward pass; if not given, the schedule that the settings ask for."""
         if tuned is None:
             tuned = self._default(row_bytes)
+        if self._on_cuda:
+            keep_if_captured(self._shared)
         key = (self._flipped, csc, permuted, tuned)
         found = self._args.get(key)
         if found is None:
@@ -254,6 +292,8 @@ class Graph:
         """The graph arguments of the sampled ops (see :mod:`gnnfast.ops.spmm_sampled`), with ``csc`` those of a backward pass."""
         from gnnfast.ops.convert import inverse
 
+        if self._on_cuda:
+            keep_if_captured(self._shared)
         key = "sampled", self._flipped, csc
         found = self._shared.get(key)
         if found is None:
@@ -412,35 +452,34 @@ class Graph:
 
     def slot_weights(self, weight: Tensor, csc: bool) -> tuple[Tensor, Tensor | None] | None:
         """The weight ``[num_edges]`` or ``[num_edges, H]`` in the slot orders of CSR and CSC: itself where there is no ``perm``,
-        else a copy that is kept from the second time the same, unchanged tensor is used on; ``None`` the first time."""
-        watched = torch.is_grad_enabled() and saved_tensors_are_watched()
+        else, if it is a constant, a copy that is kept from the second time the same, unchanged tensor is used on; else ``None``."""
         first, second = ("by_src", "by_dst") if self._flipped else ("by_dst", "by_src")
-        kept: OrderedDict[int, list[Any]] = self._shared["weights"]
-        entry = kept.get(id(weight))
-        if entry is not None and not watched and entry[0]() is weight and entry[1] == weight._version:
-            orders = entry[2]
-            if first in orders and (not csc or second in orders):  # without the lock: each call of a layer comes here
-                return orders[first], orders[second] if csc else None
         if self.csr.perm is None and (not csc or self.csc.perm is None):
             return (weight, weight) if csc else (weight, None)
-        if watched or weight.is_inference():
+        # Replays of a captured CUDA graph read what the weights are then.
+        capturing = self._on_cuda and torch.cuda.is_current_stream_capturing()
+        if capturing or not is_constant(weight) or (torch.is_grad_enabled() and saved_tensors_are_watched()):
             return None
+        kept: OrderedDict[int, tuple[Seen, dict[str, Tensor]]] = self._shared["weights"]
+        entry = kept.get(id(weight))
+        if entry is not None and entry[0].still(weight):
+            orders = entry[1]
+            if first in orders and (not csc or second in orders):  # without the lock: each call of a layer comes here
+                return orders[first], orders[second] if csc else None
         with self._shared["lock"]:
             entry = kept.get(id(weight))
-            if entry is None or entry[0]() is not weight or entry[1] != weight._version:
-                kept[id(weight)] = [weakref.ref(weight), weight._version, {}]
+            if entry is None or not entry[0].still(weight):
+                kept[id(weight)] = Seen(weight, kept, id(weight)), {}
                 while len(kept) > _KEPT:
                     kept.popitem(last=False)
                 return None
-            orders = entry[2]
-            missing = [side for side in ((first, second) if csc else (first,)) if side not in orders]
-            if missing and weight.is_cuda and torch.cuda.is_current_stream_capturing():
-                return None  # what a capture makes has no values before the replay
-            for side in missing:
-                perm = self._format(side).perm
-                with torch.no_grad(), torch.inference_mode(False):
-                    orders[side] = weight.detach() if perm is None else weight.detach().index_select(0, perm)
-                cache.grew()
+            orders = entry[1]
+            for side in (first, second) if csc else (first,):
+                if side not in orders:
+                    perm = self._format(side).perm
+                    with torch.no_grad(), torch.inference_mode(False):
+                        orders[side] = weight.detach() if perm is None else weight.detach().index_select(0, perm)
+                    cache.grew()
         return orders[first], orders.get(second) if csc else None
 
     @property
@@ -454,6 +493,12 @@ class Graph:
         from gnnfast.ops.convert import kept_of
 
         return _nbytes(t for array in _tensors(self) for t in (array, *kept_of(array)))
+
+    @property
+    def format_schedule_nbytes(self) -> int:
+        """Of :attr:`nbytes`, those of the schedule of each format."""
+        formats = [self._shared[side].schedule for side in ("by_dst", "by_src") if side in self._shared]
+        return _nbytes(t for t in formats if t is not None)
 
     @property
     def schedule_nbytes(self) -> int:
@@ -496,25 +541,55 @@ def _brief(t: Tensor) -> str:
     return f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)} on {t.device}"
 
 
-def _check_ids(name: str, ids: Tensor, dim: int) -> None:
-    if not isinstance(ids, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(ids).__name__}")
+def check_tensor(name: str, t: Any) -> None:
+    """Raises TypeError or ValueError if ``t`` is no tensor with plain memory."""
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(t).__name__}")
+    if t.layout is not torch.strided or t.is_nested:
+        kind = "nested" if t.is_nested else str(t.layout)
+        raise ValueError(f"{name} must be a dense tensor (torch.strided), got one of layout {kind}; convert it with .to_dense()")
+
+
+def check_ids(name: str, ids: Any, dim: int) -> Tensor:
+    """Ids as a plain tensor of that many dimensions. Raises TypeError, ValueError or RuntimeError if they are none."""
+    check_tensor(name, ids)
+    if hasattr(ids, "as_tensor"):  # PyG's EdgeIndex and Index
+        ids = ids.as_tensor()
     if ids.dtype not in INDEX_DTYPES:
-        raise TypeError(f"{name} holds node ids and must be int32 or int64, got {ids.dtype}; convert it with .long()")
+        raise TypeError(f"{name} holds ids and must be int32 or int64, got {ids.dtype}; convert it with .long()")
     if ids.dim() != dim:
         raise ValueError(f"{name} must have {dim} dimensions, got shape {list(ids.shape)}")
+    check_device(name, ids)
+    return ids
 
 
-def _size(name: str, value: int) -> int:
+def check_device(name: str, t: Tensor) -> None:
+    """Raises RuntimeError if there are no kernels for the device of ``t``."""
+    reason = _native.missing(t.device.type)
+    if reason:
+        raise RuntimeError(f"gnnfast has no kernels for {t.device}, where {name} is: {reason}")
+
+
+def check_integer(name: str, value: Any) -> int:
+    """An integer of Python, NumPy or torch as one of Python. Raises TypeError if it is none."""
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # tensors raise them all
+            return operator.index(value)
+    raise TypeError(f"{name} must be an integer, got {type(value).__name__} {reprlib.repr(value)}")
+
+
+def _size(name: str, value: Any) -> int:
+    number = check_integer(name, value)
     # Kernels count slots in int32, up to a block's edges ahead.
     most, text = (2**31 - 2**16, "2^31 - 2^16") if name == "num_edges" else (2**31 - 1, "2^31 - 1")
-    if not 0 <= value < most:
-        raise ValueError(f"{name} must be at least 0 and below {text}, got {value}")
-    return int(value)
+    if not 0 <= number < most:
+        raise ValueError(f"{name} must be at least 0 and below {text}, got {number}")
+    return number
 
 
 def _int32(t: Tensor) -> Tensor:
-    return t.detach().to(torch.int32).contiguous()
+    """A copy, which the caller of the constructor cannot change."""
+    return t.detach().to(torch.int32, copy=True).contiguous()
 
 
 def _with_schedule(rowptr: Tensor, col: Tensor, perm: Tensor | None) -> Csr:
@@ -524,104 +599,3 @@ def _with_schedule(rowptr: Tensor, col: Tensor, perm: Tensor | None) -> Csr:
 
 def _schedule(rowptr: Tensor, num_edges: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
     return schedule.build(rowptr, num_edges) if rowptr.device.type == "cuda" else (None, None)
-
-
-class Cache:
-    """Values found again by the identity of tensors: an entry holds while each tensor lives and is unchanged.
-
-    Keys are weak references to the tensor objects and their version counters, never addresses, which are reused. The least
-    recently used entries are dropped when the bytes of all values exceed the budget. Thread-safe.
-    """
-
-    def __init__(self) -> None:
-        self._entries: OrderedDict[Hashable, tuple[tuple[weakref.ref[Tensor], ...], tuple[int, ...], Any]] = OrderedDict()
-        self._lock = threading.RLock()
-        self.hits = self.misses = self.evictions = self._unchecked = 0
-
-    def get(self, tensors: tuple[Tensor, ...], key: Hashable, build: Callable[[], Any]) -> Any:
-        """The value for these tensors and ``key``, built if there is none. Not kept for inference tensors, which have no version
-        counter to show a change."""
-        full_key = (tuple(map(id, tensors)), key)
-        entry = self._entries.get(full_key)
-        if entry is not None:
-            refs, versions, value = entry
-            for ref, t, version in zip(refs, tensors, versions):  # each call of a layer comes here: all() would take twice as long
-                if ref() is not t or t._version != version:
-                    break
-            else:
-                self.hits += 1
-                with contextlib.suppress(KeyError):  # dropped by another thread; the value is good all the same
-                    self._entries.move_to_end(full_key)
-                return value
-        self.misses += 1
-        value = build()
-        if any(t.is_inference() for t in tensors):
-            return value
-        with self._lock:
-
-            def drop(_: Any, key: Hashable = full_key, entries: OrderedDict[Hashable, Any] = self._entries) -> None:
-                entries.pop(key, None)
-
-            self._entries[full_key] = tuple(weakref.ref(t, drop) for t in tensors), tuple(t._version for t in tensors), value
-        self.grew()
-        return value
-
-    def drop(self, tensors: tuple[Tensor, ...], key: Hashable) -> None:
-        """Forgets one value."""
-        self._entries.pop((tuple(map(id, tensors)), key), None)
-
-    def grew(self) -> None:
-        """Drops old entries while the values exceed the budget. Many entries are looked at only when some more have grown, or the
-        looking would take time with the square of their number."""
-        with self._lock:
-            self._unchecked += 1
-            if self._unchecked * _CHECKED < len(self._entries):
-                return
-            self._unchecked = 0
-            while len(self._entries) > 1 and self.nbytes > self.budget():
-                self._entries.popitem(last=False)
-                self.evictions += 1
-
-    def budget(self) -> int:
-        """Bytes the values may take: ``GNNFAST_CACHE_MB``, else a quarter of the memory of the device in use."""
-        megabytes = settings().cache_mb
-        if megabytes is not None:
-            return megabytes << 20
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory // 4
-        return _host_memory() // 4
-
-    @property
-    def nbytes(self) -> int:
-        return sum(nbytes_of(entry[2]) for entry in list(self._entries.values()))
-
-    @property
-    def schedule_nbytes(self) -> int:
-        """Of :attr:`nbytes`, those of the schedules of CUDA graphs."""
-        graphs = [entry[2] for entry in list(self._entries.values()) if isinstance(entry[2], Graph)]
-        formats = [g._shared[side].schedule for g in graphs for side in ("by_dst", "by_src") if side in g._shared]
-        return sum(t.nbytes for t in formats if t is not None) + sum(g.schedule_nbytes for g in graphs)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def clear(self) -> None:
-        """Forgets everything."""
-        with self._lock:
-            self._entries.clear()
-
-
-def nbytes_of(value: Any) -> int:
-    """Bytes of what has ``nbytes`` (a graph, features, a tensor), or of a tuple of such."""
-    if isinstance(value, tuple):
-        return sum(map(nbytes_of, value))
-    return getattr(value, "nbytes", 0)
-
-
-def _host_memory() -> int:
-    import os
-
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-cache = Cache()

@@ -26,6 +26,7 @@ if not torch.jit.is_scripting():
             return {hook}
 """
 _HOOK = "_gnnfast"
+_FILE = "<gnnfast "  # what the file names of patched code begin with
 
 
 class Unknown(Exception):
@@ -104,9 +105,14 @@ class Patches:
             self._undo.pop()()
 
 
+def class_of(method: FunctionType) -> Any:
+    """The class that a method was defined in, at the top level of a module."""
+    return method.__globals__[method.__qualname__.split(".")[0]]
+
+
 def is_dispatched(function: Any) -> bool:
-    """Whether a dispatch has been added to a function, whose module then holds it."""
-    return f"{_HOOK}_dispatch" in getattr(function, "__globals__", {})
+    """Whether the code of a function is one to which a dispatch has been added."""
+    return isinstance(function, FunctionType) and function.__code__.co_filename.startswith(_FILE)
 
 
 def find_function(source: str, name: str) -> ast.FunctionDef:
@@ -137,7 +143,7 @@ def _inject(source: str, function: FunctionType, block: str) -> CodeType:
     begin = min([node.lineno, *(d.lineno for d in node.decorator_list)]) - 1
     head, rest = lines[begin : first.lineno - 1], lines[first.lineno - 1 : node.end_lineno]
     text = textwrap.dedent("".join(head) + textwrap.indent(block, " " * first.col_offset) + "".join(rest))
-    file = f"<gnnfast {function.__module__}.{function.__qualname__}>"
+    file = f"{_FILE}{function.__module__}.{function.__qualname__}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     scope: dict[str, Any] = {}
     # Annotations are evaluated in the function's own module; defaults and closures stay those of the function object.

@@ -171,7 +171,7 @@ def _emit(message: str) -> None:
 
 def report() -> Report:
     """What ran where, and why anything fell back, since the start or the last :func:`clear_report`. Print it."""
-    from gnnfast.graph import cache
+    from gnnfast.cache import cache
 
     with _lock:
         patches = {k: dict(v) for k, v in _counts.patches.items()}

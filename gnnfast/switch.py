@@ -19,11 +19,23 @@ from gnnfast.patching import Patches
 MODULES = {
     "pyg": (
         "torch_geometric.nn.conv.message_passing",
-        "torch_geometric.nn.conv.gcn_conv",
-        "torch_geometric.nn.conv.gin_conv",
-        "torch_geometric.nn.conv.graph_conv",
-        "torch_geometric.nn.conv.sage_conv",
-        "torch_geometric.nn.conv.sg_conv",
+        *(
+            f"torch_geometric.nn.conv.{name}"
+            for name in (
+                "appnp",
+                "arma_conv",
+                "gcn2_conv",
+                "gcn_conv",
+                "gin_conv",
+                "graph_conv",
+                "lg_conv",
+                "mixhop_conv",
+                "sage_conv",
+                "sg_conv",
+                "ssg_conv",
+                "tag_conv",
+            )
+        ),
         "torch_geometric.nn.dense.linear",
         "torch_geometric.utils._spmm",
     ),

@@ -11,7 +11,7 @@ import torch
 from graphs import GRAPHS
 
 from gnnfast import Graph
-from gnnfast.graph import Cache, cache
+from gnnfast.cache import Cache, cache
 
 
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
@@ -108,7 +108,7 @@ def test_out_of_range(edges, message, use, device):
         (
             lambda: Graph.from_csr(torch.tensor([0, 1, 3]), torch.tensor([0, 1, 2])),
             IndexError,
-            r"column index 2 is out of range \[0, 2\)",
+            r"col index 2 is out of range \[0, 2\)",
         ),
     ],
 )

@@ -16,7 +16,7 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   // spmm/spmm.h
   m.def("spmm(" GNNFAST_GRAPH ", Tensor? weight, Tensor? weight_t, Tensor x, bool mean, Tensor? scale=None) -> Tensor");
   m.def("spmm_max(" GNNFAST_GRAPH ", Tensor? weight, Tensor x, bool minimum, int ties, float empty) -> (Tensor, Tensor)");
-  m.def("spmm_where(" GNNFAST_GRAPH ", Tensor? weight, Tensor self, Tensor grad, Tensor? value, Tensor? arg) -> Tensor");
+  m.def("spmm_where(" GNNFAST_GRAPH ", Tensor? weight, Tensor? self, Tensor grad, Tensor? value, Tensor? arg) -> Tensor");
   m.def("spmm_backward(" GNNFAST_GRAPH ", Tensor weight, Tensor self, Tensor grad, Tensor? inverse=None) -> (Tensor, Tensor)");
   // sddmm/sddmm.h
   m.def("sddmm(" GNNFAST_GRAPH

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.ops.spmm import GRAPH_ARGS, Formula, mean_degree, run, swap, swap_weights
+from gnnfast.ops.spmm import GRAPH_ARGS, SPMM, Formula
 from gnnfast.ops.spmm_sparse_features import PRODUCT
 
 _ops = torch.ops.gnnfast
@@ -36,9 +36,8 @@ def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tupl
     to_x = to_lin_weight = None
     to_bias = grad.sum(0) if need_bias else None
     if need_x or need_lin_weight:
-        if ctx.mean:
-            grad = grad / mean_degree(graph[0], grad)
-        hidden = run(_ops.spmm.default, *swap(graph), *swap_weights(weight, weight_t), grad, False)
+        hidden = SPMM.backward(ctx, graph, (weight, weight_t, None, None), (False, False, True), grad)[2]
+        assert hidden is not None
         if need_x:
             to_x = hidden.mm(lin_weight)
         if need_lin_weight and ctx.product is None:

@@ -115,15 +115,43 @@ def edges(graph: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
     return row, col.long(), torch.arange(col.numel(), device=col.device) if perm is None else perm.long()
 
 
-def mean_degree(rowptr: Tensor, grad: Tensor) -> Tensor:
-    """What the sums of a mean were divided by: ``[M, 1]`` in the dtype of ``grad``."""
+def over_degree(rowptr: Tensor, grad: Tensor) -> Tensor:
+    """The gradient ``[M, F]`` of a mean for the sum of each row."""
+    dtype = torch.float32 if grad.element_size() == 2 else grad.dtype  # 16 bits do not hold every degree
 
     def make() -> Tensor:
-        return rowptr.diff().clamp(min=1).to(grad.dtype).unsqueeze(1)
+        return rowptr.diff().clamp(min=1).to(dtype).unsqueeze(1)
 
     # On small graphs these four ops take longer than the aggregation. A tracing compiler must see them.
-    kept = derived(rowptr, grad.dtype, make) if type(rowptr) is Tensor and not torch.compiler.is_compiling() else None
-    return make() if kept is None else kept
+    kept = derived(rowptr, dtype, make) if type(rowptr) is Tensor and not torch.compiler.is_compiling() else None
+    return (grad / (make() if kept is None else kept)).to(grad.dtype)
+
+
+LONG_ROW = 1024
+
+
+def _has_long_rows(graph: tuple[Any, ...]) -> bool:
+    """Whether float16 cannot hold what a mean leaves of a gradient: some row has more than about 1,000 edges."""
+    rowptr, layout = graph[0], graph[4]
+    if layout:
+        return layout[1] > 0  # pieces of rows that are longer than a block takes, which is at least LONG_ROW
+    if type(rowptr) is not Tensor or torch.compiler.is_compiling() or not rowptr.numel() > 1:
+        return False
+    longest = derived(rowptr, "longest row", lambda: rowptr.diff().max())
+    return longest is not None and int(longest) > LONG_ROW
+
+
+def wide_means(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., tuple[Tensor | None, ...]]:
+    """A backward pass that runs in float32 where it is that of a mean in float16 over long rows."""
+
+    def run_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if not ctx.mean or grad.dtype is not torch.float16 or not _has_long_rows(graph):
+            return backward(ctx, graph, kept, needs, grad)
+        wide = (t.float() if isinstance(t, Tensor) and t.dtype is torch.float16 else t for t in kept)
+        found = backward(ctx, graph, tuple(wide), needs, grad.float())
+        return tuple(None if t is None else t.half() for t in found)
+
+    return run_backward
 
 
 # ---- sum and mean --------------------------------------------------------------------------------------------------------
@@ -143,13 +171,14 @@ def _spmm_keep(ctx: Any, needs: Any, _: Any, weight: Any, weight_t: Any, x: Tens
     return weight, weight_t, x if needs[0] else None, scale
 
 
+@wide_means
 def _spmm_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tuple[Any, ...]:
     weight, weight_t, x, scale = kept
     need_weight, _, need_x = needs[:3]
     if scale is not None:
         grad = grad * scale.to(grad.dtype).unsqueeze(1)
     if ctx.mean:
-        grad = grad / mean_degree(graph[0], grad)
+        grad = over_degree(graph[0], grad)
     grad_x = grad_weight = None
     if need_x and need_weight:
         grad_x, grad_weight = run(_ops.spmm_backward.default, *swap(graph), weight, x, grad, _inverse(graph[7]))
@@ -207,8 +236,8 @@ register(Formula(_ops.spmm_backward.default, _backward_keep, _backward_backward)
 
 # ---- max and min ---------------------------------------------------------------------------------------------------------
 # spmm_max(graph, weight, x, minimum, ties, empty) -> out [M, F], aux int32 [M, F]. ties: 0 no gradient, 1 the first edge takes the
-# gradient (DGL), 2 all edges that attain the maximum share it evenly (PyG).
-FIRST, EVEN = 1, 2
+# gradient (DGL), 2 all edges that attain the maximum share it evenly, 3 and so does a 0 that it equals (torch's scatter, and PyG).
+FIRST, EVEN, SCATTER = 1, 2, 3
 
 
 @torch.library.register_fake("gnnfast::spmm_max")
@@ -222,15 +251,16 @@ def _max_keep(ctx: Any, needs: Any, output: Any, weight: Any, x: Tensor, minimum
     ctx.ties = ties
     out, aux = output
     ctx.mark_non_differentiable(aux)
-    return weight, x, out if ties == EVEN else None, aux
+    shared = ties >= EVEN
+    return weight, x if shared or needs[0] else None, out if shared else None, aux
 
 
 def _max_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     weight, x, out, aux = kept
     if ctx.ties == 0:
-        raise RuntimeError("gnnfast: spmm_max was called with ties=0, which keeps nothing for a gradient; pass ties=1 or 2")
-    if ctx.ties == EVEN:
-        grad, aux = grad / aux.clamp(min=1).to(grad.dtype), None
+        raise RuntimeError("gnnfast: spmm_max was called with ties=0, which keeps nothing for a gradient; pass ties=1 or more")
+    if ctx.ties >= EVEN:
+        grad, aux = grad / aux, None
     grad_weight = grad_x = None
     if needs[0]:
         grad_weight = run(_ops.sddmm.default, *graph, grad, x, _heads(weight), weight, out, aux).view_as(weight)
@@ -243,26 +273,26 @@ SPMM_MAX = register(Formula(_ops.spmm_max.default, _max_keep, _max_backward))
 
 
 def attained(
-    row: Tensor, column: Tensor, ids: Tensor, weight: Tensor | None, x: Tensor, out: Tensor | None, arg: Tensor | None
+    row: Tensor, column: Tensor, ids: Tensor, weight: Tensor | None, x: Tensor | None, out: Tensor | None, arg: Tensor | None
 ) -> Tensor:
     """Which edges attained the maximum of their row, ``[E, F]`` bool: the selection that :func:`spmm_where` makes on the fly.
     ``x`` are the source features, ``out`` (ties share) or ``arg`` (first edge) what the forward pass kept."""
     with torch.no_grad():
         if arg is not None:
             return arg[row] == ids.unsqueeze(1)
-        assert out is not None
+        assert out is not None and x is not None
         message = x[column] if weight is None else spread(weight[ids], x.shape[1]) * x[column]
         return message == out[row]
 
 
 def spread(per_head: Tensor, width: int) -> Tensor:
     """``[E]`` or ``[E, H]`` repeated over the features of each head: ``[E, F]``."""
-    per_head = per_head.view(per_head.shape[0], -1)
-    return per_head.repeat_interleave(width // per_head.shape[1], dim=1)
+    heads = _heads(per_head)
+    return per_head.view(per_head.shape[0], heads).repeat_interleave(width // heads, dim=1)
 
 
-# spmm_where(graph of A^T, weight, x [N, F], grad [M, F], out | None, arg | None) -> [N, F]: the gradient of spmm_max for x. Its own
-# derivative is needed for double backward only and is written with torch's ops, edge by edge.
+# spmm_where(graph of A^T, weight, x [N, F] (with out), grad [M, F], out | None, arg | None) -> [N, F]: the gradient of spmm_max for
+# x. Its own derivative is needed for double backward only and is written with torch's ops, edge by edge.
 
 
 @torch.library.register_fake("gnnfast::spmm_where")
@@ -282,11 +312,12 @@ def _where_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad_out: Tenso
     back = grad_out[source] * taken
     to_weight = to_grad = None
     if needs[0]:
-        per_edge = (back * grad[row]).view(ids.numel(), _heads(weight), -1).sum(-1)
+        heads = _heads(weight)
+        per_edge = (back * grad[row]).view(ids.numel(), heads, back.shape[1] // heads).sum(-1)
         to_weight = torch.zeros_like(per_edge).index_copy(0, ids, per_edge).view_as(weight)
     if needs[2]:
         if weight is not None:
-            back = back * spread(weight[ids], x.shape[1])
+            back = back * spread(weight[ids], back.shape[1])
         to_grad = torch.zeros_like(grad).index_add(0, row, back)
     return to_weight, None, to_grad, None, None
 

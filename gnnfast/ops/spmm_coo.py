@@ -30,9 +30,13 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     row, column, weight, x = ctx.saved_tensors
     if ctx.reduce >= REDUCE["max"]:
         raise RuntimeError("gnnfast: spmm_coo has no gradient for max and min; use spmm_max over CSR")
+    half = ctx.reduce == REDUCE["mean"] and grad.dtype is torch.float16  # too short for the gradients of long rows
+    if half:
+        grad, weight, x = grad.float(), None if weight is None else weight.float(), None if x is None else x.float()
     if ctx.reduce == REDUCE["mean"]:
         degree = grad.new_zeros(grad.shape[0], dtype=torch.int64).index_add_(0, row.long(), torch.ones_like(row, dtype=torch.int64))
-        grad = grad / degree.clamp(min=1).to(grad.dtype).unsqueeze(1)
+        wide = torch.promote_types(grad.dtype, torch.float32)
+        grad = (grad / degree.clamp(min=1).to(wide).unsqueeze(1)).to(grad.dtype)
     grad_weight = grad_x = None
     if ctx.needs_input_grad[2] and ctx.needs_input_grad[3]:
         grad_x, grad_weight = _ops.spmm_coo_backward(column, row, weight, x, grad)
@@ -41,6 +45,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     elif ctx.needs_input_grad[2]:
         heads = weight.shape[1] if weight.dim() == 2 else 1
         grad_weight = _ops.sddmm_coo(row, column, grad, x, heads).view_as(weight)
+    if half:
+        grad_weight, grad_x = (None if t is None else t.half() for t in (grad_weight, grad_x))
     return None, None, grad_weight, grad_x, None, None
 
 

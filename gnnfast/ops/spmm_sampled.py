@@ -19,13 +19,13 @@ BUCKET, FASTRAND, RANDOM = range(3)
 
 
 def scale(rowptr: Tensor, width: int, mean: bool, rescale: bool, like: Tensor) -> Tensor:
-    """What the sum of a row's draws is multiplied by: ``[M, 1]`` in the dtype of ``like``."""
+    """What the sum of a row's draws is multiplied by: ``[M, 1]`` in the dtype of ``like``, but float32 for 16 bits."""
     degree = rowptr.diff()
     draws = degree.clamp(max=width)
     value = (
         1 / draws.clamp(min=1).double() if mean else degree / draws.clamp(min=1).double() if rescale else torch.ones_like(degree)
     )
-    return value.to(like.dtype).unsqueeze(1)
+    return value.to(torch.promote_types(like.dtype, torch.float32)).unsqueeze(1)
 
 
 # spmm_sampled(graph, order, weight [E] | [E, H] | None, x, width, strategy, seed, mean, rescale, transposed) -> [M, F]; transposed:
@@ -49,7 +49,7 @@ def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tupl
     if strategy != RANDOM:
         raise RuntimeError("gnnfast: spmm_sampled has a gradient for the random strategy alone")
     if not ctx.transposed and (ctx.mean or ctx.rescale):
-        grad = grad * scale(graph[0], width, ctx.mean, ctx.rescale, grad)
+        grad = (grad * scale(graph[0], width, ctx.mean, ctx.rescale, grad)).to(grad.dtype)
     grad_weight = grad_x = None
     if needs[1]:
         at_rows, at_columns = (x, grad) if ctx.transposed else (grad, x)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.ops.spmm import GRAPH_ARGS, Formula, _rows, mean_degree, register, run, swap, swap_weights
+from gnnfast.ops.spmm import GRAPH_ARGS, Formula, _rows, over_degree, register, run, swap, swap_weights, wide_means
 
 _ops = torch.ops.gnnfast
 
@@ -28,12 +28,22 @@ def _keep(ctx: Any, needs: Any, _: Any, weight: Any, *features: Any) -> tuple[An
     return weight, *arrays
 
 
+def _not_finite(grad: Tensor, dim: int) -> Tensor:
+    """0, or NaN where ``grad`` is not finite: what zeros that are not stored would make of it."""
+    return grad.sum(dim, dtype=torch.promote_types(grad.dtype, torch.float32)).mul(0).to(grad.dtype)
+
+
+@wide_means
 def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tuple[Any, ...]:
     weight, xrowptr, xcol, xval = kept
     need_weight, _, _, need_values = needs[:4]
     if ctx.mean:
-        grad = grad / mean_degree(graph[0], grad)
-    to_weight = _ops.spmm_sparse_features_edges(*graph, xrowptr, xcol, xval, grad) if need_weight else None
+        grad = over_degree(graph[0], grad)
+    to_weight = None
+    if need_weight:
+        to_weight = _ops.spmm_sparse_features_edges(*graph, xrowptr, xcol, xval, grad)
+        ones = grad.new_ones(xrowptr.shape[0] - 1, 1)
+        to_weight = to_weight + _ops.sddmm(*graph, _not_finite(grad, 1).unsqueeze(1), ones, 1).squeeze(1)
     to_values = _ops.spmm_sparse_features_values(*swap(graph), weight, xrowptr, xcol, grad) if need_values else None
     return to_weight, None, None, to_values, None, None
 
@@ -104,7 +114,7 @@ def _product_keep(ctx: Any, needs: Any, _: Any, values: Tensor, values_t: Any, w
 def _product_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tuple[Any, ...]:
     values, values_t = kept
     out = run(_ops.spmm.default, *swap(graph), *swap_weights(values, values_t), grad, False)
-    return None, None, out.t().contiguous()
+    return None, None, out.t().contiguous().add_(_not_finite(grad, 0).unsqueeze(1))
 
 
 PRODUCT = Formula(_product, _product_keep, _product_backward)

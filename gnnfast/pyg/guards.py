@@ -1,4 +1,4 @@
-"""Situations in which the framework's own code must run, whatever is computed."""
+"""Situations in which the framework's own code must run, whatever is computed. Each call of a layer asks several times."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ from torch import Tensor
 from gnnfast import _native
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+_STRIDED = torch.strided
+_SERVED = frozenset(device for device in ("cpu", "cuda") if not _native.missing(device))
+_tracing_state, _transforms = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
+_dispatch_modes, _forward_ad = torch._C._len_torch_dispatch_stack, torch.autograd.forward_ad
 
 
 def context() -> str:
     """Why no call can be served now (tracing, function transforms, ...); empty if calls can be."""
-    if torch._C._get_tracing_state() is not None:
+    if _tracing_state() is not None:
         return "torch.jit.trace or ONNX export is recording"
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if _transforms() is not None:
         return "a torch.func transform is active"
-    if torch.autograd.forward_ad._current_level >= 0:
+    if _forward_ad._current_level >= 0:
         return "forward-mode AD is active"
+    if _dispatch_modes():
+        return "a TorchDispatchMode is active"
     return ""
 
 
@@ -26,12 +32,11 @@ def operand(name: str, t: object) -> str:
     if type(t) not in _PLAIN:
         return f"{name} is a {type(t).__name__}"
     assert isinstance(t, Tensor)
-    if t.layout is not torch.strided:
+    if t.layout is not _STRIDED:
         return f"{name} has layout {t.layout}"
-    missing = _native.missing(t.device.type)
-    if missing:
-        return f"{name} is on {t.device.type}: {missing}"
-    return ""
+    if t.device.type in _SERVED:
+        return ""
+    return f"{name} is on {t.device.type}: {_native.missing(t.device.type)}"
 
 
 def capturing(device: torch.device) -> bool:

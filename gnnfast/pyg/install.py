@@ -15,8 +15,9 @@ from typing import Any
 
 from gnnfast import reporting
 from gnnfast.patching import Patches, Unknown, fingerprint
+from gnnfast.pyg import known
 from gnnfast.pyg.linear import make_gcn_conv, make_gin_conv, make_graph_conv, make_linear, make_sage_conv, make_sg_conv
-from gnnfast.pyg.norm import make_gcn_norm
+from gnnfast.pyg.norm import make_gcn_norm, make_normalising
 from gnnfast.pyg.propagate import propagate
 from gnnfast.pyg.sparse import make_spmm
 
@@ -44,6 +45,13 @@ PATCHES = (
     Patch("torch_geometric.nn.conv.graph_conv", "GraphConv.forward", ("a5a154f3a5b6",), make_graph_conv),
     Patch("torch_geometric.nn.conv.sage_conv", "SAGEConv.forward", ("5fe530548373",), make_sage_conv),
     Patch("torch_geometric.nn.conv.sg_conv", "SGConv.forward", ("ed836c9f444e", "c722900d1008"), make_sg_conv),
+    Patch("torch_geometric.nn.conv.appnp", "APPNP.forward", ("91324db315cb", "f47fe5ba07c3"), make_normalising),
+    Patch("torch_geometric.nn.conv.arma_conv", "ARMAConv.forward", ("b07f6d8d230b",), make_normalising),
+    Patch("torch_geometric.nn.conv.gcn2_conv", "GCN2Conv.forward", ("174c2d924d12",), make_normalising),
+    Patch("torch_geometric.nn.conv.lg_conv", "LGConv.forward", ("36b4be0dcedc",), make_normalising),
+    Patch("torch_geometric.nn.conv.mixhop_conv", "MixHopConv.forward", ("b7982512c99a",), make_normalising),
+    Patch("torch_geometric.nn.conv.ssg_conv", "SSGConv.forward", ("d7dd15bb214b", "f95c3a995a9f"), make_normalising),
+    Patch("torch_geometric.nn.conv.tag_conv", "TAGConv.forward", ("340db079cbd4",), make_normalising),
     Patch("torch_geometric.nn.dense.linear", "Linear.forward", ("c9e4758257f3",), make_linear),
     Patch("torch_geometric.utils._spmm", "spmm", ("21242ae8226b", "6084961fda11"), make_spmm),
 )
@@ -81,9 +89,9 @@ def _install_function(module: ModuleType, patch: Patch, patches: Patches) -> Non
 
 def _install_propagate(module: ModuleType, patches: Patches) -> None:
     folder = Path(inspect.getfile(module)).parent
-    for template, known in TEMPLATES.items():
+    for template, fingerprints in TEMPLATES.items():
         found = hashlib.sha256((folder / template).read_bytes()).hexdigest()[:12]
-        if found not in known:
+        if found not in fingerprints:
             raise Unknown(f"{template} has fingerprint {found}, which is not a known one")
     from_template = module.module_from_template
 
@@ -103,6 +111,7 @@ def _install_propagate(module: ModuleType, patches: Patches) -> None:
 
 def _patch_template(made: Any, patches: Patches) -> None:
     function = getattr(made, "propagate", None)
+    known.add_generated(getattr(made, "collect", None))
     if isinstance(function, FunctionType):
         patches.add_dispatch(function, Path(made.__file__).read_text(), propagate, as_dict=True)
 

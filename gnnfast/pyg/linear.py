@@ -13,9 +13,12 @@ from torch import Tensor
 
 from gnnfast import features
 from gnnfast.aggregate import FEATURE_DTYPES, aggregate_linear
-from gnnfast.patching import is_dispatched
-from gnnfast.pyg import guards
-from gnnfast.pyg.propagate import Fallback, check_module, graph_of, module_hooks, plain_update, reduction
+from gnnfast.graph import saved_tensors_are_watched
+from gnnfast.patching import class_of, is_dispatched
+from gnnfast.pyg import guards, known
+from gnnfast.pyg.norm import make_normalising, sharing
+from gnnfast.pyg.propagate import graph_of
+from gnnfast.pyg.verdict import Fallback, check_module, module_hooks
 from gnnfast.reporting import fell_back, ran
 from gnnfast.selector import Layer, linear_first, saves_little
 
@@ -52,7 +55,7 @@ def make_linear(original: FunctionType) -> Callable[..., Any]:
 def make_gcn_conv(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``GCNConv.forward(x, edge_index, edge_weight)``."""
 
-    known = _class_of(original)
+    known = class_of(original)
 
     def gcn_conv(module: Any, x: Any, edge_index: Any, edge_weight: Any) -> Any:
         if guards.operand("x", x) or type(edge_index) is not Tensor or edge_index.layout is not torch.strided:
@@ -71,9 +74,10 @@ def make_gcn_conv(original: FunctionType) -> Callable[..., Any]:
             if kept is None:
                 gcn_norm = original.__globals__["gcn_norm"]
                 arguments = (edge_index, edge_weight, x.shape[0], module.improved, module.add_self_loops, module.flow, x.dtype)
-                kept = gcn_norm(*arguments)
                 if module.cached:
-                    module._cached_edge_index = kept
+                    kept = module._cached_edge_index = gcn_norm(*arguments)
+                else:
+                    kept = gcn_norm(*arguments) if saved_tensors_are_watched() else sharing(edge_index, gcn_norm, *arguments)
             edge_index, edge_weight = kept
         out = _in_one(module, reduce, lin, weight, bias, x, x, edge_index, edge_weight)
         return _add(module.propagate(edge_index, x=lin(x), edge_weight=edge_weight), bias) if out is None else out
@@ -84,7 +88,7 @@ def make_gcn_conv(original: FunctionType) -> Callable[..., Any]:
 def make_sage_conv(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``SAGEConv.forward(x, edge_index, size)``."""
 
-    known = _class_of(original)
+    known = class_of(original)
 
     def sage_conv(module: Any, x: Any, edge_index: Any, size: Any) -> Any:
         if module.project:
@@ -94,9 +98,10 @@ def make_sage_conv(original: FunctionType) -> Callable[..., Any]:
         reduce = _reorders(known, module, lin, x_src, x_dst, edge_index, size, 1)
         if not reduce:
             return NotImplemented
-        out = _in_one(module, reduce, lin, lin.weight, lin.bias, x_src, x_dst, edge_index, None, size)
+        copies = not module.root_weight or x_dst is not x_src
+        out = _in_one(module, reduce, lin, lin.weight, lin.bias, x_src, x_dst, edge_index, None, size, copies)
         if out is None:
-            pair = _project(module, lin, x_src), _placeholder(x_dst)
+            pair = _project(module, lin, x_src, copies), _placeholder(x_dst)
             out = _add(module.propagate(edge_index, x=pair, size=size), lin.bias)
         if module.root_weight and x_dst is not None:
             out = out + module.lin_r(x_dst)
@@ -108,7 +113,7 @@ def make_sage_conv(original: FunctionType) -> Callable[..., Any]:
 def make_graph_conv(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``GraphConv.forward(x, edge_index, edge_weight, size)``."""
 
-    known = _class_of(original)
+    known = class_of(original)
 
     def graph_conv(module: Any, x: Any, edge_index: Any, edge_weight: Any, size: Any) -> Any:
         x_src, x_dst = _pair(x)
@@ -116,9 +121,10 @@ def make_graph_conv(original: FunctionType) -> Callable[..., Any]:
         reduce = "" if _promotes(x_src, edge_weight) else _reorders(known, module, lin, x_src, x_dst, edge_index, size, 1)
         if not reduce:
             return NotImplemented
-        out = _in_one(module, reduce, lin, lin.weight, lin.bias, x_src, x_dst, edge_index, edge_weight, size)
+        copies = x_dst is not x_src
+        out = _in_one(module, reduce, lin, lin.weight, lin.bias, x_src, x_dst, edge_index, edge_weight, size, copies)
         if out is None:
-            pair = _project(module, lin, x_src), _placeholder(x_dst)
+            pair = _project(module, lin, x_src, copies), _placeholder(x_dst)
             out = _add(module.propagate(edge_index, x=pair, edge_weight=edge_weight, size=size), lin.bias)
         return out if x_dst is None else out + module.lin_root(x_dst)
 
@@ -128,17 +134,17 @@ def make_graph_conv(original: FunctionType) -> Callable[..., Any]:
 def make_sg_conv(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``SGConv.forward(x, edge_index, edge_weight)``."""
 
-    known = _class_of(original)
+    known, in_order = class_of(original), make_normalising(original)
 
     def sg_conv(module: Any, x: Any, edge_index: Any, edge_weight: Any) -> Any:
         if module.cached or module._cached_x is not None or _promotes(x, edge_weight):
             return NotImplemented
         if not _reorders(known, module, module.lin, x, None, edge_index, None, module.K):
-            return NotImplemented
+            return in_order(module, x, edge_index, edge_weight)
         gcn_norm = original.__globals__["gcn_norm"]
         arguments = (edge_index, edge_weight, x.shape[0], False, module.add_self_loops, module.flow)
-        edge_index, edge_weight = gcn_norm(*arguments, dtype=x.dtype)
-        out = _project(module, module.lin, x)
+        edge_index, edge_weight = sharing(edge_index, gcn_norm, *arguments, x.dtype)
+        out = _project(module, module.lin, x, copies=True)
         for _ in range(module.K):
             out = module.propagate(edge_index, x=out, edge_weight=edge_weight)
         return _add(out, module.lin.bias)
@@ -208,10 +214,14 @@ def _product(x: Tensor, weight: Tensor, owner: Any, place: str) -> Tensor | None
     return None
 
 
-def _project(module: Any, lin: Any, x: Tensor) -> Tensor:
-    """``lin(x)`` without the bias."""
+def _project(module: Any, lin: Any, x: Tensor, copies: bool) -> Tensor:
+    """``lin(x)`` without the bias; with ``copies``, the user may write into ``x`` before the backward pass."""
     out = _product(x, lin.weight, lin, f"pyg {type(module).__name__}")
-    return torch.nn.functional.linear(x, lin.weight) if out is None else out
+    if out is not None:
+        return out
+    if copies and torch.is_grad_enabled() and lin.weight.requires_grad:
+        x = x.clone()
+    return torch.nn.functional.linear(x, lin.weight)
 
 
 def _in_one(
@@ -225,8 +235,9 @@ def _in_one(
     edge_index: Tensor,
     edge_weight: Any,
     size: Any = None,
+    copies: bool = False,
 ) -> Tensor | None:
-    """``aggregate(lin(x))`` and the bias as one node of autograd, if the graph was seen before."""
+    """``aggregate(lin(x))`` and the bias as one node of autograd, if the graph was seen. ``copies`` as in :func:`_project`."""
     if size is not None or x_src.layout is not torch.strided or x_src.dtype not in FEATURE_DTYPES:
         return None
     if x_dst is not None and x_dst is not x_src and (guards.operand("x", x_dst) or x_dst.dim() != 2):
@@ -246,7 +257,7 @@ def _in_one(
         if edge_weight.dtype != x_src.dtype or edge_weight.device != device:
             return None
     place = f"pyg {type(module).__name__}"
-    return aggregate_linear(graph, x_src, weight, bias, edge_weight, reduce, place=place, owner=lin)
+    return aggregate_linear(graph, x_src, weight, bias, edge_weight, reduce, place=place, owner=lin, copies=copies)
 
 
 def _num_dst(x_src: Tensor, x_dst: Any, size: Any) -> int:
@@ -317,18 +328,14 @@ def _known_reduction(known: Any, module: Any) -> str:
     else empty."""
     cls = type(module)
     same = cls is known or _methods(cls) == _methods(known)
-    if not same or "propagate" in module.__dict__ or not is_dispatched(cls.propagate) or not plain_update(cls):
+    if not same or "propagate" in module.__dict__ or not is_dispatched(cls.propagate):
         return ""  # somebody else would see features of another width
     try:
-        message = check_module(module)
-        reduce = reduction(module)
+        verdict = check_module(module)
     except Fallback:
         return ""
-    return reduce if message.feature == "x" and reduce in ("sum", "mean") else ""
-
-
-def _class_of(function: FunctionType) -> Any:
-    return function.__globals__[function.__qualname__.split(".")[0]]
+    known_use = verdict.update is None and verdict.message.feature == "x" and verdict.reduce in ("sum", "mean")
+    return verdict.reduce if known_use else ""
 
 
 def _plain(lin: Any) -> bool:
@@ -337,7 +344,7 @@ def _plain(lin: Any) -> bool:
     return (
         cls.__name__ == "Linear"
         and cls.__module__ in ("torch_geometric.nn.dense.linear", "torch.nn.modules.linear")
-        and getattr(cls.forward, "__globals__", {}).get("__name__") == cls.__module__  # not one that somebody put there
+        and known.is_linear(cls.forward, cls.__module__)
         and "forward" not in own
         and not any(module_hooks(own))
     )

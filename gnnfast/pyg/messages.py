@@ -11,7 +11,7 @@ import dis
 import functools
 import inspect
 import itertools
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any, NamedTuple
 
 
@@ -46,6 +46,9 @@ _BODIES = {
     "if w is not None:\n  return {p}\n return x": True,
     "if w is not None:\n  return {p}\n else:\n  return x": True,
 }
+
+# Arguments that collect() makes.
+SPECIAL = ("edge_index", "adj_t", "index", "ptr", "size", "dim_size")
 
 _Instructions = tuple[tuple[str, Any], ...]
 
@@ -93,10 +96,8 @@ def _references() -> dict[_Instructions, tuple[int, int | None, str, bool]]:
     return table
 
 
-@functools.lru_cache(maxsize=4096)
-def recognise(function: FunctionType) -> Message | None:
-    """The message that ``function`` (a method ``message(self, ...)``) computes, or ``None`` if it is not a known one."""
-    code = function.__code__
+def recognise(code: CodeType) -> Message | None:
+    """The message that the code of a method ``message(self, ...)`` computes, or ``None`` if it is not a known one."""
     plain = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
     if code.co_flags & plain or code.co_freevars or code.co_cellvars or code.co_kwonlyargcount or code.co_argcount > 3:
         return None
@@ -107,11 +108,8 @@ def recognise(function: FunctionType) -> Message | None:
     feature, weight = code.co_varnames[x], None if w is None else code.co_varnames[w]
     if not feature.endswith("_j") or feature == "edge_index_j" or feature == "size_j":
         return None
-    if weight is not None and (weight.endswith(("_i", "_j")) or weight in _SPECIAL):
+    if weight is not None and (weight.endswith(("_i", "_j")) or weight in SPECIAL):
         return None
     if code.co_argcount == 3 and weight is None:
         return None
     return Message(feature[:-2], weight, form, optional)
-
-
-_SPECIAL = ("edge_index", "adj_t", "index", "ptr", "size", "dim_size")

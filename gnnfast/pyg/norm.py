@@ -1,20 +1,47 @@
 """Graph processing that is remembered with the user's graph: GCN normalisation.
 
-Layers build a new ``edge_index`` with self loops and new weights in every forward pass. Handing out the same tensors again saves
-that work and, as they are the same objects, lets the graph cache find their CSR.
+Layers build a new ``edge_index`` with self loops and new weights in every forward pass. To use the same tensors again saves that
+work and, as they are the same objects, lets the graph cache find their CSR. Whoever can keep what ``gcn_norm`` returns, or write
+into it, gets copies: only a layer whose forward pass lets nobody see it shares what is remembered.
 """
 
 from __future__ import annotations
 
+import inspect
+import threading
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gnnfast.graph import cache
-from gnnfast.pyg import guards
+from gnnfast.cache import cache, is_constant
+from gnnfast.graph import saved_tensors_are_watched
+from gnnfast.patching import class_of
+from gnnfast.pyg import guards, known
+from gnnfast.pyg.verdict import Fallback, check_module
 from gnnfast.reporting import ran
+
+_PLACE = "pyg gcn_norm"
+
+
+class _State(threading.local):
+    """``edge_index`` is the one of a layer that may share the result of its next call of ``gcn_norm``."""
+
+    edge_index: Any = None
+
+
+_state = _State()
+
+
+def sharing(edge_index: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function that normalises ``edge_index`` once and lets nobody see the result, which may then be shared."""
+    _state.edge_index = edge_index
+    try:
+        return function(*arguments)
+    finally:
+        _state.edge_index = None
 
 
 def make_gcn_norm(original: FunctionType) -> Any:
@@ -23,6 +50,7 @@ def make_gcn_norm(original: FunctionType) -> Any:
     def gcn_norm(
         edge_index: Any, edge_weight: Any, num_nodes: Any, improved: Any, add_self_loops: Any, flow: Any, dtype: Any
     ) -> Any:
+        shares, _state.edge_index = _state.edge_index is edge_index, None
         arguments = (num_nodes, improved, add_self_loops, flow, dtype)
         if type(edge_index) is not Tensor or edge_index.layout is not torch.strided or guards.context():
             return NotImplemented
@@ -30,16 +58,19 @@ def make_gcn_norm(original: FunctionType) -> Any:
             return NotImplemented
         if edge_weight is not None and (guards.operand("edge_weight", edge_weight) or edge_weight.is_inference()):
             return NotImplemented
-        if guards.capturing(edge_index.device):
+        if guards.capturing(edge_index.device) or known.replaced_in_norm():
             return NotImplemented
-        place = "pyg gcn_norm"
-        if edge_weight is not None and edge_weight.requires_grad and torch.is_grad_enabled():
+        if edge_weight is not None and not is_constant(edge_weight):
             # Weights must be computed anew; the structure is the same every time.
             normed, weight = original(edge_index, edge_weight, *arguments)
             if normed is edge_index:
                 return normed, weight
-            ran(place, "remembered structure", "the weights require a gradient")
-            return _remember((edge_index,), ("gcn_norm structure", num_nodes, add_self_loops), lambda: (normed,))[0], weight
+            structure = cache.get((edge_index,), ("gcn_norm structure", num_nodes, add_self_loops), lambda: (normed.clone(),))[0]
+            ran(_PLACE, "remembered structure", "the weights require a gradient")
+            if shares:
+                return structure, weight
+            cache.add_copy(normed, structure)
+            return normed, weight
 
         def build() -> tuple[Tensor | None, Tensor]:
             # Under inference_mode the tensors could not be used in training later.
@@ -49,26 +80,43 @@ def make_gcn_norm(original: FunctionType) -> Any:
             return None if normed is edge_index else normed, weight
 
         keys = (edge_index,) if edge_weight is None else (edge_index, edge_weight)
-        normed, weight = _remember(keys, ("gcn_norm", *arguments), build)
-        ran(place, "remembered", "computed once per graph")
-        return edge_index if normed is None else normed, weight
+        modes = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+        normed, weight = cache.get(keys, ("gcn_norm", *arguments, *modes), build)
+        ran(_PLACE, "remembered", "computed once per graph")
+        if shares:
+            return edge_index if normed is None else normed, weight
+        if normed is None:
+            return edge_index, weight.clone()
+        copy = normed.clone()
+        cache.add_copy(copy, normed)
+        return copy, weight.clone()
 
     return gcn_norm
 
 
-def _remember(keys: tuple[Tensor, ...], key: Any, build: Any) -> Any:
-    """The value for the keys, made anew if somebody has written into it meanwhile."""
+def make_normalising(original: FunctionType) -> Callable[..., Any]:
+    """A dispatcher for the ``forward(x, edge_index, ...)`` of a layer that begins by calling ``gcn_norm``: it shares the result
+    where nothing but PyG's own code can see it."""
+    cls, position = class_of(original), list(inspect.signature(original).parameters).index("edge_index")
 
-    def versioned() -> Any:
-        values = build()
-        return values, _versions(values)
+    def forward(*arguments: Any) -> Any:
+        if guards.context() or not keeps_to_itself(arguments[0], cls):
+            return NotImplemented
+        return sharing(arguments[position], original, *arguments)
 
-    values, versions = cache.get(keys, key, versioned)
-    if versions != _versions(values):
-        cache.drop(keys, key)
-        values, _ = cache.get(keys, key, versioned)
-    return values
+    return forward
 
 
-def _versions(values: Any) -> list[int | None]:
-    return [None if v is None else v._version for v in values]
+def keeps_to_itself(module: Any, cls: type) -> bool:
+    """Whether only PyG's own code sees the normalised graph in a forward pass of a layer of class ``cls``."""
+    own = module.__dict__
+    if type(module) is not cls or own.get("cached") or saved_tensors_are_watched() or not own.keys().isdisjoint(_SEEING):
+        return False
+    try:
+        check_module(module)
+    except Fallback:
+        return False
+    return True
+
+
+_SEEING = ("propagate", "forward", "message_and_aggregate")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -12,27 +10,13 @@ from torch import Tensor
 
 from gnnfast import _native
 from gnnfast.aggregate import FEATURE_DTYPES, aggregate
+from gnnfast.cache import cache
 from gnnfast.features import CapturingError, aggregate_csr, unsupported
-from gnnfast.graph import INDEX_DTYPES, Graph, cache
+from gnnfast.graph import INDEX_DTYPES, Graph
 from gnnfast.pyg import guards
-from gnnfast.pyg.messages import Message, recognise
+from gnnfast.pyg.messages import Message
+from gnnfast.pyg.verdict import Fallback, Verdict, check_module
 from gnnfast.reporting import fell_back
-
-# Not propagate: PyG puts a bound one into the instance when an explainer was used, and it is the generated one that called here.
-_OVERRIDES = frozenset(("message", "aggregate", "update", "collect"))
-_hooks = operator.itemgetter(
-    *(
-        f"_{stage}_forward_{kind}"
-        for stage in ("propagate", "message", "aggregate", "message_and_aggregate")
-        for kind in ("pre_hooks", "hooks")
-    )
-)
-module_hooks = operator.itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_REDUCE: dict[type, str] = {}
-
-
-class Fallback(Exception):
-    """Why PyG's own code must run."""
 
 
 def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
@@ -52,8 +36,8 @@ def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) 
         if module.fuse and _is_sparse(edge_index):
             return NotImplemented  # PyG's fused route, which gnnfast.pyg.sparse serves
         raise Fallback(f"the adjacency is a {_kind(edge_index)}")
-    message = check_module(module)
-    reduce = reduction(module)
+    verdict = check_module(module)
+    message, reduce = verdict.message, verdict.reduce
     x, num_src, num_dst, flow = _sizes(module, message, edge_index, size, kwargs)
     weight = kwargs.get(message.weight) if message.weight is not None else None
     if message.weight is not None and weight is None and not (message.optional and message.weight in kwargs):
@@ -70,58 +54,11 @@ def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) 
         if features.layout is torch.sparse_csr:
             out = _sparse_features(graph, features, weight, reduce, place)
         else:
-            out = aggregate(graph, features, weight, reduce, place=place, training=module.training, owner=module)
+            how: Any = dict(ties="scatter", training=module.training, owner=module, copies=True)
+            out = aggregate(graph, features, weight, reduce, place=place, **how)
     except (IndexError, ValueError) as error:  # a bad index or size: PyG raises its own error
         raise Fallback(f"invalid input: {error}") from None
-    return _update(module, restore(out), kwargs)
-
-
-def check_module(module: Any) -> Message:
-    """The message of a module on which nothing but known methods run."""
-    own, cls = module.__dict__, type(module)
-    if not _OVERRIDES.isdisjoint(own):
-        raise Fallback("the instance overrides a method of message passing")
-    if any(_hooks(own)):
-        raise Fallback("hooks are registered on message passing")
-    if own["_explain"]:
-        raise Fallback("an explainer is active")
-    if own.get("_decomposed_layers", 1) != 1:
-        raise Fallback("decomposed_layers is set")
-    if cls.aggregate is not _base().aggregate:
-        raise Fallback("aggregate() is overridden")
-    message = recognise(cls.message)
-    if message is None:
-        raise Fallback("message() is not x_j or weight * x_j")
-    if not plain_update(cls):
-        names = update_arguments(cls.update)
-        if names is None:
-            raise Fallback("update() asks for more than arguments of propagate()")
-    return message
-
-
-@functools.cache
-def _base() -> Any:
-    from torch_geometric.nn.conv.message_passing import MessagePassing
-
-    return MessagePassing
-
-
-def reduction(module: Any) -> str:
-    """What a module's aggregation computes."""
-    if not _REDUCE:
-        from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
-
-        _REDUCE.update({SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max", MinAggregation: "min"})
-    aggregation = module.aggr_module
-    reduce = _REDUCE.get(type(aggregation))
-    if reduce is None:
-        raise Fallback(f"the aggregation is {type(aggregation).__name__}")
-    own = aggregation.__dict__
-    if any(module_hooks(own)) or "forward" in own:
-        raise Fallback("hooks are registered on the aggregation")
-    if torch.nn.modules.module._has_any_global_hook():
-        raise Fallback("global module hooks are registered")
-    return reduce
+    return _update(module, verdict, restore(out), kwargs)
 
 
 def _sizes(module: Any, message: Message, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> tuple[Tensor, int, int, bool]:
@@ -165,13 +102,16 @@ def graph_of(edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) ->
     def build() -> Graph:
         if edge_index.dtype not in INDEX_DTYPES or edge_index.dim() != 2 or edge_index.shape[0] != 2:
             raise Fallback(f"edge_index is {edge_index.dtype} of shape {list(edge_index.shape)}")
-        # Through .data, so that the rows do not keep the user's tensor object alive as their base.
-        plain = edge_index.as_tensor().data if _is_edge_index(edge_index) else edge_index.data  # type: ignore[attr-defined]
+        origin = cache.origin(edge_index)
+        if origin is not None:
+            return graph_of(origin, num_src, num_dst, to_target)
+        plain = holder[-1].detach()  # so that the rows do not keep the user's tensor object alive as their base
         src, dst = (plain[0], plain[1]) if to_target else (plain[1], plain[0])
         return Graph.from_coo(src, dst, num_src, num_dst)
 
+    holder = (edge_index, edge_index.as_tensor()) if _is_edge_index(edge_index) else (edge_index,)  # type: ignore[attr-defined]
     try:
-        return cache.get((edge_index,), ("edge_index", num_src, num_dst, to_target), build)
+        return cache.get(holder, ("edge_index", num_src, num_dst, to_target), build)
     except (TypeError, ValueError) as error:
         raise Fallback(f"invalid input: {error}") from None
 
@@ -227,30 +167,10 @@ def _weight(message: Message, graph: Graph, x: Tensor, weight: Tensor, dim: int)
     raise Fallback(f"weights of shape {list(shape)} against features of shape {list(x.shape)}")
 
 
-_simple_updates: dict[Any, tuple[str, ...] | None] = {}
-
-
-def plain_update(cls: type) -> bool:
-    """Whether update() of a class returns what it gets."""
-    return cls.update is _base().update  # type: ignore[attr-defined, no-any-return]
-
-
-def _update(module: Any, out: Tensor, kwargs: dict[str, Any]) -> Any:
-    if plain_update(type(module)):
+def _update(module: Any, verdict: Verdict, out: Tensor, kwargs: dict[str, Any]) -> Any:
+    if verdict.update is None:
         return out
-    names = update_arguments(type(module).update) or ()
-    return module.update(out, **{name: kwargs[name] for name in names if name in kwargs})
-
-
-def update_arguments(update: Any) -> tuple[str, ...] | None:
-    """Names that an overridden update() asks for besides its input; ``None`` if they are not all plain arguments."""
-    if update not in _simple_updates:
-        code = update.__code__
-        names = code.co_varnames[2 : code.co_argcount]
-        special = ("edge_index", "adj_t", "index", "ptr", "size", "dim_size")
-        simple = not any(n.endswith(("_i", "_j")) or n in special for n in names)
-        _simple_updates[update] = names if simple and not code.co_kwonlyargcount and not code.co_flags & 0x0C else None
-    return _simple_updates[update]
+    return module.update(out, **{name: kwargs[name] for name in verdict.update if name in kwargs})
 
 
 def _is_sparse_features(x: Any) -> bool:

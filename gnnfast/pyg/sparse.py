@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from gnnfast.aggregate import FEATURE_DTYPES, aggregate
-from gnnfast.graph import Graph, cache
+from gnnfast.cache import cache
+from gnnfast.graph import Graph
 from gnnfast.pyg import guards
 from gnnfast.reporting import fell_back
 
@@ -88,38 +89,25 @@ def _torch_sparse(src: Tensor, other: Tensor, reduce: str) -> Tensor:
             stacklevel=4,
         )
     rows, cols = src.shape
+    parts: tuple[Tensor, ...]
     if coo:
-        indices = src._indices()
-        key = (indices[0], indices[1])
-        graph = cache.get(
-            (src,), ("sparse_coo", indices._version), lambda: Graph.from_coo(key[1].clone(), key[0].clone(), cols, rows)
-        )
-        values = src._values()
-    elif csc:
-        # CSC of the matrix is compressed by column, and columns are sources.
-        key = (src.ccol_indices(), src.row_indices())
-        graph = cache.get((src,), ("sparse_csc", *_versions(key)), lambda: Graph.from_csc(*key, num_dst=rows))
-        values = src.values()
+        indices, values = src._indices(), src._values()
+        parts, make = (indices,), lambda: Graph.from_coo(indices[1].clone(), indices[0].clone(), cols, rows)
+    elif csc:  # compressed by column, and columns are sources
+        ptr, idx, values = src.ccol_indices(), src.row_indices(), src.values()
+        parts, make = (ptr, idx), lambda: Graph.from_csc(ptr, idx, num_dst=rows)
     else:
-        key = (src.crow_indices(), src.col_indices())
-        graph = cache.get((src,), ("sparse_csr", *_versions(key)), lambda: Graph.from_csr(*key, num_src=cols))
-        values = src.values()
+        ptr, idx, values = src.crow_indices(), src.col_indices(), src.values()
+        parts, make = (ptr, idx), lambda: Graph.from_csr(ptr, idx, num_src=cols)
+    graph = cache.get((src,), src.layout, make, parts)
     return aggregate(graph, other, values.detach(), reduce, place=_PLACE)
-
-
-def _versions(tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
-    return tuple(t._version for t in tensors)
 
 
 def _sparse_tensor(src: Any, other: Tensor, reduce: str) -> Tensor:
     rows, cols = src.sparse_sizes()
     # set_value() makes new SparseTensors that share the index tensors, so those are the identity of the structure.
-    col = src.storage.col()
-
-    def build() -> Graph:
-        return Graph.from_csr(src.storage.rowptr(), col.clone(), num_src=cols)
-
-    graph = cache.get((col,), ("SparseTensor", rows, cols), build)
+    rowptr, col = src.storage.rowptr(), src.storage.col()
+    graph = cache.get((rowptr, col), ("SparseTensor", rows, cols), lambda: Graph.from_csr(rowptr, col, num_src=cols))
     value = src.storage.value()
     if value is not None:
         value = value.to(other.dtype)

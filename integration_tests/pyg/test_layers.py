@@ -383,14 +383,19 @@ def test_script_compile_and_pickle():
 def test_gcn_norm_is_remembered_and_follows_changes(device):
     from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
+    from gnnfast.pyg.propagate import graph_of
+
     edge_index, n, _ = GRAPHS["random"]()
     edge_index = edge_index.to(device)
     first, again = gcn_norm(edge_index, None, n), gcn_norm(edge_index, None, n)
-    assert first[0] is again[0] and first[1] is again[1]
-    assert gcn_norm(edge_index, None, n, improved=True)[1] is not first[1]
-    again[1].mul_(2)  # somebody writes into the result: it must not be handed out again
-    third = gcn_norm(edge_index, None, n)
-    assert third[1] is not first[1] and relative_error(2 * third[1], first[1]) < 1e-6
+    assert not any(a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for a, b in zip(first, again))
+    assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
+    assert ("pyg gcn_norm", "remembered", "computed once per graph") in gnnfast.report().kernels
+    assert graph_of(first[0], n, n, True) is graph_of(again[0], n, n, True)  # copies are one graph ...
+    again[0][0, 0] = 7
+    assert graph_of(first[0], n, n, True) is not graph_of(again[0], n, n, True)  # ... until one is changed
+    again[1].mul_(2)
+    assert torch.equal(gcn_norm(edge_index, None, n)[1], first[1])
     edge_index[:, 0] = 0
     changed = gcn_norm(edge_index, None, n)
     gnnfast.disable()
@@ -399,21 +404,23 @@ def test_gcn_norm_is_remembered_and_follows_changes(device):
     assert torch.equal(changed[0], expected[0]) and relative_error(changed[1], expected[1]) < 1e-6
     w = torch.rand(edge_index.shape[1], device=device, requires_grad=True)
     a, b = gcn_norm(edge_index, w, n), gcn_norm(edge_index, w, n)
-    assert a[0] is b[0] and a[1] is not b[1] and b[1].requires_grad
+    assert a[0] is not b[0] and graph_of(a[0], n, n, True) is graph_of(b[0], n, n, True)
+    assert a[1] is not b[1] and b[1].requires_grad
 
 
-def test_normalised_weights_are_kept_in_slot_order(device):
-    from torch_geometric.nn.conv.gcn_conv import gcn_norm
+@pytest.mark.parametrize("name", ["GCNConv", "SGConv", "SSGConv", "TAGConv", "APPNP", "LGConv", "MixHopConv", "ARMAConv"])
+def test_normalised_weights_are_shared_within_a_layer(name, device):
+    """In the layer they are the same tensors in every pass, so that they are kept in slot order."""
+    from gnnfast.cache import cache
 
-    from gnnfast.pyg.propagate import graph_of
-
+    cache.clear()
     edge_index, n, _ = GRAPHS["random"]()
     edge_index, x = edge_index.to(device), torch.randn(n, F, device=device, requires_grad=True)
-    conv = nn.GCNConv(F, 5).to(device)
+    conv = LAYERS[name]().to(device)
     for _ in range(3):
         conv(x, edge_index).sum().backward()
-    normed, _ = gcn_norm(edge_index, None, n, False, True, "source_to_target", x.dtype)  # as the layer asks
-    ((_, _, orders),) = graph_of(normed, n, n, True)._shared["weights"].values()
+    (graph,) = [g for g in cache.values if isinstance(g, gnnfast.Graph)]
+    ((_, orders),) = graph._shared["weights"].values()
     assert set(orders) == {"by_dst", "by_src"}
 
 

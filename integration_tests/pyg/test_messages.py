@@ -46,7 +46,7 @@ KNOWN = {
 
 @pytest.mark.parametrize("function", KNOWN, ids=lambda f: f.__name__)
 def test_known(function):
-    assert recognise(function) == KNOWN[function]
+    assert recognise(function.__code__) == KNOWN[function]
 
 
 SCALE = 2.0
@@ -80,4 +80,4 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_unknown(name):
-    assert recognise(UNKNOWN[name]) is None
+    assert recognise(UNKNOWN[name].__code__) is None

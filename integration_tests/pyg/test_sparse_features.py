@@ -11,7 +11,7 @@ from graphs import relative_error
 
 import gnnfast
 from gnnfast import features, selector
-from gnnfast.graph import cache
+from gnnfast.cache import cache
 
 pyg = pytest.importorskip("torch_geometric", reason="PyG is not installed")
 from torch_geometric import nn  # noqa: E402

@@ -5,12 +5,13 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
-#include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 
 namespace gnnfast {
@@ -19,6 +20,20 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using OptTensor = std::optional<Tensor>;
 
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::ostringstream message;
+  message << "gnnfast: ";
+  (message << ... << parts);
+  throw std::runtime_error(message.str());
+}
+
+// Raises RuntimeError("gnnfast: ..."). Unlike STD_TORCH_CHECK it does not tell users where this file lay on the build machine.
+#define GNNFAST_CHECK(condition, ...)               \
+  do {                                              \
+    if (!(condition)) ::gnnfast::fail(__VA_ARGS__); \
+  } while (0)
+
 inline std::string shape_str(const Tensor& t) {
   std::string s = "[";
   for (int64_t d = 0; d < t.dim(); ++d) s += (d ? ", " : "") + std::to_string(t.size(d));
@@ -26,22 +41,21 @@ inline std::string shape_str(const Tensor& t) {
 }
 
 inline void check_dim(const char* name, const Tensor& t, int64_t dim) {
-  STD_TORCH_CHECK(t.dim() == dim, "gnnfast: ", name, " must have ", dim, " dimensions, got shape ", shape_str(t));
+  GNNFAST_CHECK(t.dim() == dim, name, " must have ", dim, " dimensions, got shape ", shape_str(t));
 }
 
 inline void check_size(const char* name, const Tensor& t, int64_t dim, int64_t size) {
-  STD_TORCH_CHECK(t.size(dim) == size, "gnnfast: ", name, " must have size ", size, " in dimension ", dim, ", got shape ",
-                  shape_str(t));
+  GNNFAST_CHECK(t.size(dim) == size, name, " must have size ", size, " in dimension ", dim, ", got shape ", shape_str(t));
 }
 
 inline void check_dtype(const char* name, const Tensor& t, ScalarType want) {
-  STD_TORCH_CHECK(t.scalar_type() == want, "gnnfast: ", name, " must have dtype ", torch::headeronly::toString(want), ", got ",
-                  torch::headeronly::toString(t.scalar_type()));
+  GNNFAST_CHECK(t.scalar_type() == want, name, " must have dtype ", torch::headeronly::toString(want), ", got ",
+                torch::headeronly::toString(t.scalar_type()));
 }
 
 inline void check_same_device(const char* name, const Tensor& t, const Tensor& ref) {
-  STD_TORCH_CHECK(t.is_cuda() == ref.is_cuda() && t.get_device_index() == ref.get_device_index(), "gnnfast: ", name,
-                  " is on another device than the features");
+  GNNFAST_CHECK(t.is_cuda() == ref.is_cuda() && t.get_device_index() == ref.get_device_index(), name,
+                " is on another device than the features");
 }
 
 // Asking costs less than a call of the dispatcher that does nothing.
@@ -64,7 +78,7 @@ inline Tensor make_empty(const Tensor& ref, std::initializer_list<int64_t> sizes
 // A graph array: int32, one-dimensional, contiguous, on the device of the features.
 inline const int32_t* check_index(const char* name, const Tensor& t, const Tensor& ref) {
   check_dtype(name, t, ScalarType::Int);
-  STD_TORCH_CHECK(t.is_contiguous(), "gnnfast: ", name, " must be contiguous");
+  GNNFAST_CHECK(t.is_contiguous(), name, " must be contiguous");
   check_same_device(name, t, ref);
   return t.const_data_ptr<int32_t>();
 }

@@ -22,16 +22,15 @@ inline Csr check_csr(const Tensor& rowptr, const Tensor& col, const OptTensor& p
   a.schedule = check_index("schedule", schedule, ref);
   a.num_rows = rowptr.numel() - 1;
   a.num_edges = col.numel();
-  STD_TORCH_CHECK(a.num_rows >= 0, "gnnfast: rowptr must have at least one element");
+  GNNFAST_CHECK(a.num_rows >= 0, "rowptr must have at least one element");
   if (perm) check_size("perm", *perm, 0, a.num_edges);
-  STD_TORCH_CHECK(!ref.is_cuda() || (schedule && layout.size() >= 4),
-                  "gnnfast: CUDA kernels need the schedule of gnnfast.Graph");
+  GNNFAST_CHECK(!ref.is_cuda() || (schedule && layout.size() >= 4), "CUDA kernels need the schedule of gnnfast.Graph");
   if (schedule && layout.size() >= 4) {
     a.num_items = layout[0], a.num_pieces = layout[1], a.num_block_items = layout[2], a.num_warp_items = layout[3];
     a.slab = layout.size() > 4 ? layout[4] : 0;
-    STD_TORCH_CHECK(0 <= a.num_pieces && a.num_pieces <= a.num_block_items && a.num_warp_items >= 0 &&
-                        a.num_block_items + a.num_warp_items <= a.num_items && a.num_items * 4 <= schedule->numel(),
-                    "gnnfast: the layout does not fit a schedule of shape ", shape_str(*schedule));
+    GNNFAST_CHECK(0 <= a.num_pieces && a.num_pieces <= a.num_block_items && a.num_warp_items >= 0 &&
+                      a.num_block_items + a.num_warp_items <= a.num_items && a.num_items * 4 <= schedule->numel(),
+                  "the layout does not fit a schedule of shape ", shape_str(*schedule));
   }
   return a;
 }

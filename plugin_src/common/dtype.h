@@ -19,8 +19,8 @@ inline DType dtype_of(const char* name, const Tensor& t) {
     case ScalarType::BFloat16:
       return kBFloat16;
     default:
-      STD_TORCH_CHECK(false, "gnnfast: ", name, " has dtype ", torch::headeronly::toString(t.scalar_type()),
-                      "; accepted are float32, float64, float16 and bfloat16");
+      fail(name, " has dtype ", torch::headeronly::toString(t.scalar_type()),
+           "; accepted are float32, float64, float16 and bfloat16");
   }
 }
 
@@ -33,8 +33,7 @@ void dispatch_index(const char* name, ScalarType dtype, F&& f) {
     case ScalarType::Long:
       return f(Type<int64_t>{});
     default:
-      STD_TORCH_CHECK(false, "gnnfast: ", name, " has dtype ", torch::headeronly::toString(dtype),
-                      "; accepted are int32 and int64");
+      fail(name, " has dtype ", torch::headeronly::toString(dtype), "; accepted are int32 and int64");
   }
 }
 

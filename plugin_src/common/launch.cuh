@@ -32,7 +32,7 @@ struct Launch {
 // kernels that use this need no grid-stride loop.
 inline unsigned blocks_for(int64_t threads) {
   const int64_t blocks = (threads + kBlock - 1) / kBlock;
-  STD_TORCH_CHECK(blocks <= 2147483647, "gnnfast: ", threads, " threads are more than one CUDA launch can start");
+  GNNFAST_CHECK(blocks <= 2147483647, threads, " threads are more than one CUDA launch can start");
   return static_cast<unsigned>(blocks);
 }
 

@@ -135,6 +135,13 @@ inline acc_t<T> round_to(acc_t<T> v) {
   return load(&t);
 }
 
+// What an edge adds to a gradient that goes to those whose message is the maximum or minimum `best` of the row. Where that is
+// NaN torch counts no edge and gives each 0 times infinity.
+template <class A>
+inline A share_of_best(A message, A best, A share) {
+  return message == best ? share : best == best ? A{0} : best;
+}
+
 // sum over f < n of a[f] * b[f]
 template <class T>
 inline acc_t<T> dot(const T* a, const T* b, int64_t n) {

@@ -52,6 +52,13 @@ __device__ inline acc_t<T> round_to(acc_t<T> v) {
   return to_acc(from_acc<T>(v));
 }
 
+// What an edge adds to a gradient that goes to those whose message is the maximum or minimum `best` of the row. Where that is
+// NaN torch counts no edge and gives each 0 times infinity.
+template <class A>
+__device__ inline A share_of_best(A message, A best, A share) {
+  return message == best ? share : best == best ? A{0} : best;
+}
+
 // Storage of N elements in one register load.
 template <class T, int N>
 struct Raw {

@@ -125,7 +125,7 @@ std::tuple<Tensor, Tensor> cluster(const Tensor& rowptr, const Tensor& col, int6
   p.col = check_index("col", col, rowptr);
   p.num_rows = rowptr.numel() - 1;
   p.fullest = static_cast<int32_t>(fullest);
-  STD_TORCH_CHECK(p.num_rows > 0, "gnnfast: cluster needs at least one row");
+  GNNFAST_CHECK(p.num_rows > 0, "cluster needs at least one row");
   const Launch launch(rowptr);
   auto ints = [&](int64_t n) { return make_empty(rowptr, {n}, ScalarType::Int); };
   Tensor label = ints(p.num_rows), size = ints(p.num_rows), order = ints(p.num_rows), sorted = ints(p.num_rows);

@@ -33,11 +33,10 @@ inline CooArgs check_coo_input(const Tensor& row, const Tensor& column, int64_t 
   check_dtype("column", column, row.scalar_type());
   check_size("column", column, 0, row.size(0));
   check_same_device("column", column, row);
-  STD_TORCH_CHECK(num_rows >= 0 && num_cols >= 0, "gnnfast: the number of nodes must not be negative, got ", num_rows, " and ",
-                  num_cols);
-  STD_TORCH_CHECK(row.size(0) < kMaxEdges && num_rows < kMaxIndex && num_cols < kMaxIndex,
-                  "gnnfast: graphs of 2^31 - 1 nodes or 2^31 - 2^16 edges or more are not supported, got ", row.size(0),
-                  " edges, ", num_rows, " rows, ", num_cols, " columns");
+  GNNFAST_CHECK(num_rows >= 0 && num_cols >= 0, "the number of nodes must not be negative, got ", num_rows, " and ", num_cols);
+  GNNFAST_CHECK(row.size(0) < kMaxEdges && num_rows < kMaxIndex && num_cols < kMaxIndex,
+                "graphs of 2^31 - 1 nodes or 2^31 - 2^16 edges or more are not supported, got ", row.size(0), " edges, ",
+                num_rows, " rows, ", num_cols, " columns");
   return {row.const_data_ptr(), column.const_data_ptr(), row.scalar_type(), row.size(0), num_rows, num_cols};
 }
 

@@ -143,7 +143,7 @@ std::tuple<Tensor, Tensor> schedule(const Tensor& rowptr, const OptTensor& order
   p.rowptr = check_index("rowptr", rowptr, rowptr);
   p.order = check_index("order", order, rowptr);
   p.num_rows = rowptr.numel() - 1;
-  STD_TORCH_CHECK(p.num_rows >= 0, "gnnfast: rowptr must have at least one element");
+  GNNFAST_CHECK(p.num_rows >= 0, "rowptr must have at least one element");
   if (order) check_size("order", *order, 0, p.num_rows);
   p.warp_edges = static_cast<int32_t>(warp_edges(num_edges));
   p.block_edges = static_cast<int32_t>(block_edges(num_edges));

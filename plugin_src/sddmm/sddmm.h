@@ -18,7 +18,7 @@ inline SddmmArgs sddmm_args(const Csr& m, int64_t width, int64_t heads, const Te
 }
 
 inline void check_heads(int64_t heads, int64_t width) {
-  STD_TORCH_CHECK(heads > 0 && width % heads == 0, "gnnfast: heads = ", heads, " must divide the ", width, " features");
+  GNNFAST_CHECK(heads > 0 && width % heads == 0, "heads = ", heads, " must divide the ", width, " features");
 }
 
 template <class Device>
@@ -34,9 +34,8 @@ Tensor sddmm(GNNFAST_GRAPH_PARAMS, const Tensor& a_, const Tensor& b_, int64_t h
   args.op = value_ ? kDotWhereEqual : arg ? kDotWhereFirst : kDot;
   const Tensor value = value_ ? check_features("value", *value_, a.size(0)) : a;
   const Tensor weight = weight_ ? as_contiguous(*weight_) : out;
-  STD_TORCH_CHECK(!value_ || weight_, "gnnfast: sddmm with value needs the weight");
-  STD_TORCH_CHECK(weight.numel() == out.numel(), "gnnfast: weight of shape ", shape_str(weight), " does not fit ", heads,
-                  " heads");
+  GNNFAST_CHECK(!value_ || weight_, "sddmm with value needs the weight");
+  GNNFAST_CHECK(weight.numel() == out.numel(), "weight of shape ", shape_str(weight), " does not fit ", heads, " heads");
   args.value = value.const_data_ptr();
   args.weight = weight.const_data_ptr();
   args.arg = check_index("arg", arg, a);
@@ -57,10 +56,13 @@ Tensor sddmm_coo(const Tensor& row_, const Tensor& column_, const Tensor& a_, co
   Tensor out = make_empty(a, {row.size(0), heads}, a.scalar_type());
   Csr m{};
   m.num_edges = row.size(0);
+  m.num_rows = a.size(0);
   SddmmArgs args = sddmm_args(m, a.size(1), heads, a, b, out);
+  args.num_cols = b.size(0);
   args.row = row.const_data_ptr();
   args.column = column.const_data_ptr();
   args.index64 = row.scalar_type() == ScalarType::Long;
+  if (a.numel() == 0 || b.numel() == 0) return torch::stable::zero_(out);
   if (out.numel() > 0) Device::sddmm(args, a);
   return out;
 }

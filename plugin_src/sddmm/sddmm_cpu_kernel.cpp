@@ -17,14 +17,13 @@ inline void dot_edge(const SddmmArgs& p, int64_t row, int64_t column, int64_t id
       sum = dot(a + begin, b + begin, segment);
     } else {
       for (int64_t f = begin; f < end; ++f) {
-        bool taken;
+        const A share = load(a + f) * load(b + f);
         if constexpr (OP == kDotWhereEqual) {
           const A w = load(static_cast<const T*>(p.weight) + id * p.heads + h);
-          taken = round_to<T>(w * load(b + f)) == load(static_cast<const T*>(p.value) + row * p.width + f);
+          sum += share_of_best(round_to<T>(w * load(b + f)), load(static_cast<const T*>(p.value) + row * p.width + f), share);
         } else {
-          taken = p.arg[row * p.width + f] == id;
+          sum += p.arg[row * p.width + f] == id ? share : A{0};
         }
-        sum += taken ? load(a + f) * load(b + f) : A{0};
       }
     }
     store(static_cast<T*>(p.out) + id * p.heads + h, sum);
@@ -36,6 +35,17 @@ void dot_rows(const SddmmArgs& p, int64_t row_begin, int64_t row_end) {
   for (int64_t row = row_begin; row < row_end; ++row)
     for (int64_t e = p.m.rowptr[row]; e < p.m.rowptr[row + 1]; ++e)
       dot_edge<T, OP>(p, row, p.m.col[e], p.m.perm ? p.m.perm[e] : e);
+}
+
+template <class T, class I>
+void dot_edges(const SddmmArgs& p, int64_t edge_begin, int64_t edge_end) {
+  for (int64_t e = edge_begin; e < edge_end; ++e) {
+    const int64_t row = static_cast<const I*>(p.row)[e], column = static_cast<const I*>(p.column)[e];
+    if (row >= 0 && row < p.m.num_rows && column >= 0 && column < p.num_cols)
+      dot_edge<T, kDot>(p, row, column, e);
+    else
+      for (int64_t h = 0; h < p.heads; ++h) store(static_cast<T*>(p.out) + e * p.heads + h, acc_t<T>{0});
+  }
 }
 
 }  // namespace
@@ -57,12 +67,7 @@ void sddmm_rows(const SddmmArgs& p, DType dtype, int64_t row_begin, int64_t row_
 void sddmm_edges(const SddmmArgs& p, DType dtype, int64_t edge_begin, int64_t edge_end) {
   dispatch_dtype(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    for (int64_t e = edge_begin; e < edge_end; ++e) {
-      if (p.index64)
-        dot_edge<T, kDot>(p, static_cast<const int64_t*>(p.row)[e], static_cast<const int64_t*>(p.column)[e], e);
-      else
-        dot_edge<T, kDot>(p, static_cast<const int32_t*>(p.row)[e], static_cast<const int32_t*>(p.column)[e], e);
-    }
+    p.index64 ? dot_edges<T, int64_t>(p, edge_begin, edge_end) : dot_edges<T, int32_t>(p, edge_begin, edge_end);
   });
 }
 

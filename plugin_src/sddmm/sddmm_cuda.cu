@@ -30,8 +30,7 @@ __device__ inline acc_t<T> dot_partial(const SddmmArgs& p, int64_t row, int64_t 
       A value[VEC];
       load_vector<VEC>(value, static_cast<const T*>(p.value) + row_at + f);
 #pragma unroll
-      for (int i = 0; i < VEC; ++i)
-        if (round_to<T>(w * v[i]) == value[i]) sum += u[i] * v[i];
+      for (int i = 0; i < VEC; ++i) sum += share_of_best(round_to<T>(w * v[i]), value[i], u[i] * v[i]);
     } else {
       int32_t arg[VEC];
       load_ints<VEC>(arg, p.arg + row_at + f);
@@ -69,9 +68,11 @@ __global__ void __launch_bounds__(kBlock) sddmm_coo_kernel(const SddmmArgs p, in
   const int64_t thread = int64_t{blockIdx.x} * kBlock + threadIdx.x, pairs = p.m.num_edges * p.heads;
   const int64_t pair = min(thread / lanes, pairs - 1);
   const int64_t edge = pair / p.heads, head = pair % p.heads;
-  const acc_t<T> sum = dot_partial<T, kDot, VEC>(p, static_cast<const I*>(p.row)[edge], static_cast<const I*>(p.column)[edge],
-                                                 edge, head, static_cast<int>(thread % lanes), lanes);
-  if (thread % lanes == 0 && thread / lanes < pairs) static_cast<T*>(p.out)[pair] = from_acc<T>(sum);
+  const int64_t row = static_cast<const I*>(p.row)[edge], column = static_cast<const I*>(p.column)[edge];
+  const bool inside = row >= 0 && row < p.m.num_rows && column >= 0 && column < p.num_cols;
+  const acc_t<T> sum =
+      dot_partial<T, kDot, VEC>(p, inside ? row : 0, inside ? column : 0, edge, head, static_cast<int>(thread % lanes), lanes);
+  if (thread % lanes == 0 && thread / lanes < pairs) static_cast<T*>(p.out)[pair] = from_acc<T>(inside ? sum : acc_t<T>{0});
 }
 
 template <class T, int VEC>

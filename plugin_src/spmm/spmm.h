@@ -16,12 +16,11 @@ inline OptTensor check_weight(SpmmArgs& args, const OptTensor& weight, const Ten
   Tensor w = as_contiguous(*weight);
   check_dtype("weight", w, x.scalar_type());
   check_same_device("weight", w, x);
-  STD_TORCH_CHECK(w.dim() == 1 || w.dim() == 2, "gnnfast: weight must be [num_edges] or [num_edges, heads], got ",
-                  shape_str(w));
+  GNNFAST_CHECK(w.dim() == 1 || w.dim() == 2, "weight must be [num_edges] or [num_edges, heads], got ", shape_str(w));
   check_size("weight", w, 0, args.a.num_edges);
   args.heads = w.dim() == 2 ? w.size(1) : 1;
-  STD_TORCH_CHECK(args.heads > 0 && args.width % args.heads == 0, "gnnfast: weight of shape ", shape_str(w), " has ",
-                  args.heads, " heads, which do not divide the ", args.width, " features");
+  GNNFAST_CHECK(args.heads > 0 && args.width % args.heads == 0, "weight of shape ", shape_str(w), " has ", args.heads,
+                " heads, which do not divide the ", args.width, " features");
   args.mode = args.heads > 1 && args.heads == args.width ? kElementWeight : kHeadWeight;
   args.weight = w.const_data_ptr();
   return w;
@@ -45,7 +44,7 @@ Tensor spmm(GNNFAST_GRAPH_PARAMS, const OptTensor& weight, const OptTensor& /*we
     check_same_device("scale", *scale, x);
     check_dim("scale", *scale, 1);
     check_size("scale", *scale, 0, args.a.num_rows);
-    STD_TORCH_CHECK(scale->is_contiguous(), "gnnfast: scale must be contiguous");
+    GNNFAST_CHECK(scale->is_contiguous(), "scale must be contiguous");
     args.scale = scale->const_data_ptr<double>();
   }
   args.x = x.const_data_ptr();
@@ -55,16 +54,18 @@ Tensor spmm(GNNFAST_GRAPH_PARAMS, const OptTensor& weight, const OptTensor& /*we
   return out;
 }
 
-// ties: 0 no aux, 1 first edge, 2 count.
+// ties: 0 no aux, 1 first edge, 2 count, 3 count as torch's scatter_reduce(include_self=False) does: the 0 that it starts from
+// is left out of the result, but counted where the result equals it.
 template <class Device>
 std::tuple<Tensor, Tensor> spmm_max(GNNFAST_GRAPH_PARAMS, const OptTensor& weight, const Tensor& x_, bool minimum, int64_t ties,
                                     double empty) {
   const Tensor x = check_features("x", x_, -1);
-  STD_TORCH_CHECK(ties >= 0 && ties <= 2, "gnnfast: ties must be 0, 1 or 2, got ", ties);
+  GNNFAST_CHECK(ties >= 0 && ties <= 3, "ties must be 0, 1, 2 or 3, got ", ties);
   SpmmArgs args{};
   args.a = check_csr(rowptr, col, perm, schedule, layout, x);
   const OptTensor w = check_weight(args, weight, x);
-  args.op = static_cast<SpmmOp>(kMax + ties);
+  args.op = static_cast<SpmmOp>(kMax + std::min<int64_t>(ties, 2));
+  args.count_zero = ties == 3;
   args.negate = minimum;
   args.empty = empty;
   args.x = x.const_data_ptr();
@@ -76,13 +77,15 @@ std::tuple<Tensor, Tensor> spmm_max(GNNFAST_GRAPH_PARAMS, const OptTensor& weigh
   return {out, aux};
 }
 
-// Gradient of spmm_max for x, over the transposed matrix: `value` [num_cols, F] gives kSumWhereEqual, `arg` kSumWhereFirst.
+// Gradient of spmm_max for x, over the transposed matrix: `value` [num_cols, F] and `self`, the x of the forward pass, give
+// kSumWhereEqual, `arg` kSumWhereFirst.
 template <class Device>
-Tensor spmm_where(GNNFAST_GRAPH_PARAMS, const OptTensor& weight, const Tensor& self_, const Tensor& grad_,
+Tensor spmm_where(GNNFAST_GRAPH_PARAMS, const OptTensor& weight, const OptTensor& self_, const Tensor& grad_,
                   const OptTensor& value_, const OptTensor& arg) {
   const Tensor grad = check_features("grad", grad_, -1);
-  const Tensor self = check_features("self", self_, rowptr.numel() - 1);
-  STD_TORCH_CHECK(value_.has_value() != arg.has_value(), "gnnfast: exactly one of value and arg is needed");
+  GNNFAST_CHECK(value_.has_value() != arg.has_value(), "exactly one of value and arg is needed");
+  GNNFAST_CHECK(!value_ || self_, "value needs self");
+  const Tensor self = value_ ? check_features("self", *self_, rowptr.numel() - 1) : grad;
   SpmmArgs args{};
   args.a = check_csr(rowptr, col, perm, schedule, layout, grad);
   const OptTensor w = check_weight(args, weight, grad);

@@ -75,6 +75,7 @@ inline void reduce_block(const SpmmArgs& p, int64_t row, int64_t f0, int64_t las
       for (int l = 0; l < L; ++l) {
         int64_t value = aux[n][l];
         if (OP == kMaxFirst) value = end == begin ? -1 : perm ? perm[value] : value;
+        if (OP == kMaxCount) value = (value > 1 ? value : 1) + (p.count_zero && acc[n][l] == 0);
         p.aux[row * width + f0 + at(n) + l] = static_cast<int32_t>(value);
       }
   }
@@ -131,13 +132,13 @@ void backward_rows(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
           for (; f + L <= end; f += L) store_vector<L>(acc + f, load_vector<L>(acc + f) + w * load_vector<L>(x + source + f));
         }
         for (; f < end; ++f) {
-          bool taken = true;
+          A share = w * load(x + source + f);
           if constexpr (OP == kSumWhereEqual) {
             const A message = W == kNoWeight ? load(self + f) : round_to<T>(w * load(self + f));
-            taken = message == load(static_cast<const T*>(p.value) + source + f);
+            share = share_of_best(message, load(static_cast<const T*>(p.value) + source + f), share);
           }
-          if constexpr (OP == kSumWhereFirst) taken = p.arg[source + f] == id;
-          acc[f] += taken ? w * load(x + source + f) : A{0};
+          if constexpr (OP == kSumWhereFirst) share = p.arg[source + f] == id ? share : A{0};
+          acc[f] += share;
         }
       }
     }

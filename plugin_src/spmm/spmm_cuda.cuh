@@ -222,7 +222,7 @@ struct Partial {
             take_max<OP>(acc[i], aux[i], p.negate ? -message : message, OP == kMaxFirst ? first_slot + (j + c) * G + group : 1);
         } else if constexpr (OP == kSumWhereEqual) {
           const A message = W == kNone ? self[i] : round_to<T>(we * self[i]);
-          if (exists(c) && message == value[c].get(i)) acc[i] += W == kNone ? e : we * e;
+          if (exists(c)) acc[i] += share_of_best(message, value[c].get(i), W == kNone ? e : we * e);
         } else {
           if (exists(c) && arg[c][i] == edge[c]) acc[i] += W == kNone ? e : we * e;
         }
@@ -280,6 +280,7 @@ struct Partial {
         if constexpr (OP != kMax) {
           int32_t value = degree == 0 && OP == kMaxFirst ? -1 : aux[i];
           if (OP == kMaxFirst && value >= 0 && p.a.perm) value = p.a.perm[value];
+          if (OP == kMaxCount) value = max(value, 1) + (p.count_zero && acc[i] == 0);
           p.aux[row * p.width + f + i] = value;
         }
       }

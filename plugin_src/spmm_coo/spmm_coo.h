@@ -3,9 +3,9 @@
 //   out[i, f] = reduce over the edges e with row[e] == i of  weight[e, f / (F / H)] * x[column[e], f]
 //
 // Needs no conversion, so it is the choice for a graph that is seen once. On CUDA rows are updated by atomics, so that sums
-// vary from run to run in the last bits; on the CPU each thread owns a range of rows and adds in edge order. Indices must have
-// been checked. Rows without edges get 0. With `self`, also dot[e, h] = <self[row], x[column]>: Algorithm 2, both gradients at
-// once.
+// vary from run to run in the last bits; on the CPU each thread owns a range of rows and adds in edge order. An edge
+// with an id out of range counts as none: the ids are the user's own memory, which may change after it was checked. Rows
+// without edges get 0. With `self`, also dot[e, h] = <self[row], x[column]>: Algorithm 2, both gradients at once.
 #pragma once
 
 #include "common/csr.h"
@@ -20,19 +20,19 @@ struct SpmmCooArgs {
   const void* row;     // [E], int32 or int64
   const void* column;  // [E]
   bool index64;        // row and column are int64
-  int64_t num_edges, num_rows, width, heads;
+  int64_t num_edges, num_rows, num_cols, width, heads;
   const void* weight;  // [E, H] or null
   const void* x;       // [num_cols, F]
   const void* self;    // [num_rows, F]
   void* out;           // [num_rows, F] in the accumulation type, zeroed
-  float* degree;       // [num_rows], zeroed; mean only
+  int32_t* degree;     // [num_rows], zeroed; mean only
   void* dot;           // [E, H]
 };
 
 inline SpmmCooArgs check_coo(const Tensor& row, const Tensor& column, const OptTensor& weight, const Tensor& x,
                              int64_t num_rows) {
   SpmmCooArgs args{};
-  STD_TORCH_CHECK(num_rows >= 0, "gnnfast: num_rows must not be negative, got ", num_rows);
+  GNNFAST_CHECK(num_rows >= 0, "num_rows must not be negative, got ", num_rows);
   check_dim("row", row, 1);
   check_dtype("column", column, row.scalar_type());
   check_size("column", column, 0, row.size(0));
@@ -42,6 +42,7 @@ inline SpmmCooArgs check_coo(const Tensor& row, const Tensor& column, const OptT
   args.index64 = row.scalar_type() == ScalarType::Long;
   args.num_edges = row.size(0);
   args.num_rows = num_rows;
+  args.num_cols = x.size(0);
   args.width = x.size(1);
   args.heads = 1;
   args.x = x.const_data_ptr();
@@ -50,8 +51,8 @@ inline SpmmCooArgs check_coo(const Tensor& row, const Tensor& column, const OptT
     check_same_device("weight", *weight, x);
     check_size("weight", *weight, 0, args.num_edges);
     args.heads = weight->dim() == 2 ? weight->size(1) : 1;
-    STD_TORCH_CHECK(weight->dim() <= 2 && args.heads > 0 && args.width % args.heads == 0, "gnnfast: weight of shape ",
-                    shape_str(*weight), " does not divide the ", args.width, " features into heads");
+    GNNFAST_CHECK(weight->dim() <= 2 && args.heads > 0 && args.width % args.heads == 0, "weight of shape ", shape_str(*weight),
+                  " does not divide the ", args.width, " features into heads");
     args.weight = weight->const_data_ptr();
   }
   return args;
@@ -60,10 +61,10 @@ inline SpmmCooArgs check_coo(const Tensor& row, const Tensor& column, const OptT
 template <class Device>
 Tensor run_coo(SpmmCooArgs& args, const Tensor& x) {
   Tensor out = torch::stable::new_zeros(x, {args.num_rows, args.width}, acc_dtype(x.scalar_type()));
-  Tensor degree = torch::stable::new_zeros(x, {args.mean ? args.num_rows : 0}, ScalarType::Float);
+  Tensor degree = torch::stable::new_zeros(x, {args.mean ? args.num_rows : 0}, ScalarType::Int);
   args.out = out.mutable_data_ptr();
-  args.degree = degree.mutable_data_ptr<float>();
-  if (out.numel() > 0 && args.num_edges > 0) Device::spmm_coo(args, x);
+  args.degree = degree.mutable_data_ptr<int32_t>();
+  if (out.numel() > 0 && x.numel() > 0 && args.num_edges > 0) Device::spmm_coo(args, x);
   return out.scalar_type() == x.scalar_type() ? out : torch::stable::to(out, x.scalar_type());
 }
 
@@ -74,7 +75,7 @@ Tensor spmm_coo(const Tensor& row_, const Tensor& column_, const OptTensor& weig
   const Tensor x = check_features("x", x_, -1);
   const Tensor row = as_contiguous(row_), column = as_contiguous(column_);
   const OptTensor weight = weight_ ? OptTensor(as_contiguous(*weight_)) : weight_;
-  STD_TORCH_CHECK(reduce >= 0 && reduce <= 3, "gnnfast: reduce must be 0 to 3, got ", reduce);
+  GNNFAST_CHECK(reduce >= 0 && reduce <= 3, "reduce must be 0 to 3, got ", reduce);
   SpmmCooArgs args = check_coo(row, column, weight, x, num_rows);
   args.op = reduce >= 2 ? kCooMax : kCooSum;
   args.mean = reduce == 1;
@@ -95,7 +96,8 @@ std::tuple<Tensor, Tensor> spmm_coo_backward(const Tensor& row_, const Tensor& c
   args.op = kCooSumAndDot;
   args.self = self.const_data_ptr();
   args.dot = dot.mutable_data_ptr();
-  if (args.num_rows * args.width == 0) dot = torch::stable::zero_(dot);
+  const bool runs = args.num_rows * args.num_cols * args.width > 0;
+  if (!runs || !grad.is_cuda()) dot = torch::stable::zero_(dot);  // the CPU kernel does not visit edges out of range
   return {run_coo<Device>(args, grad), dot};
 }
 

@@ -21,9 +21,9 @@ void scatter_rows(const SpmmCooArgs& p, int64_t row_begin, int64_t row_end) {
   const A sign = p.negate ? -1 : 1;
   std::vector<bool> seen(p.op == kCooMax ? row_end - row_begin : 0);
   for (int64_t e = 0; e < p.num_edges; ++e) {
-    const int64_t row = rows[e];
-    if (row < row_begin || row >= row_end) continue;
-    const T* source = x + columns[e] * p.width;
+    const int64_t row = rows[e], column = columns[e];
+    if (row < row_begin || row >= row_end || column < 0 || column >= p.num_cols) continue;
+    const T* source = x + column * p.width;
     A* target = out + row * p.width;
     if (p.mean) p.degree[row] += 1;
     const bool first = p.op == kCooMax && !seen[row - row_begin];
@@ -46,7 +46,7 @@ void scatter_rows(const SpmmCooArgs& p, int64_t row_begin, int64_t row_end) {
   }
   if (p.mean)
     for (int64_t row = row_begin; row < row_end; ++row)
-      for (int64_t f = 0; f < p.width; ++f) out[row * p.width + f] /= std::max(p.degree[row], 1.0f);
+      for (int64_t f = 0; f < p.width; ++f) out[row * p.width + f] /= static_cast<A>(std::max(p.degree[row], 1));
 }
 
 template <class T>

@@ -53,15 +53,17 @@ __global__ void __launch_bounds__(kBlock) spmm_coo_kernel(const SpmmCooArgs p, i
   using A = acc_t<T>;
   const int64_t thread = int64_t{blockIdx.x} * kBlock + threadIdx.x;
   const int t = static_cast<int>(thread % lanes);
-  const bool live = thread / lanes < p.num_edges;
-  if (OP != kCooSumAndDot && !live) return;
   const int64_t edge = min(thread / lanes, p.num_edges - 1), segment = p.width / p.heads;
-  const int64_t row = static_cast<const I*>(p.row)[edge];
-  const T* x = static_cast<const T*>(p.x) + static_cast<int64_t>(static_cast<const I*>(p.column)[edge]) * p.width;
+  int64_t row = static_cast<const I*>(p.row)[edge], column = static_cast<const I*>(p.column)[edge];
+  const bool inside = row >= 0 && row < p.num_rows && column >= 0 && column < p.num_cols;
+  const bool mine = thread / lanes < p.num_edges, live = mine && inside;
+  if (OP != kCooSumAndDot && !live) return;
+  if (!inside) row = column = 0;
+  const T* x = static_cast<const T*>(p.x) + column * p.width;
   const T *self = static_cast<const T*>(p.self) + row * p.width, *weight = static_cast<const T*>(p.weight);
   A* out = static_cast<A*>(p.out) + row * p.width;
   const A sign = p.negate ? -1 : 1;
-  if (p.mean && t == 0) atomicAdd(p.degree + row, 1.0f);
+  if (p.mean && t == 0) atomicAdd(p.degree + row, 1);
   for (int64_t h = 0; h < p.heads; ++h) {
     const A w = weight ? to_acc(__ldg(weight + edge * p.heads + h)) : A{1};
     A sum = 0;
@@ -88,7 +90,7 @@ __global__ void __launch_bounds__(kBlock) spmm_coo_kernel(const SpmmCooArgs p, i
     }
     if constexpr (OP == kCooSumAndDot) {
       for (int o = 1; o < lanes; o <<= 1) sum += __shfl_xor_sync(kAllLanes, sum, o);
-      if (live && t == 0) static_cast<T*>(p.dot)[edge * p.heads + h] = from_acc<T>(sum);
+      if (mine && t == 0) static_cast<T*>(p.dot)[edge * p.heads + h] = from_acc<T>(inside ? sum : A{0});
     }
   }
 }
@@ -100,7 +102,7 @@ __global__ void __launch_bounds__(kBlock) finish_kernel(const SpmmCooArgs p) {
   if (i >= p.num_rows * p.width) return;
   A* out = static_cast<A*>(p.out) + i;
   if (p.mean) {
-    *out /= max(p.degree[i / p.width], 1.0f);
+    *out /= static_cast<A>(max(p.degree[i / p.width], 1));
   } else {
     const auto key = *reinterpret_cast<const typename Key<A>::type*>(out);
     *out = key == 0 ? A{0} : p.negate ? -from_key(key) : from_key(key);

@@ -7,8 +7,8 @@
 namespace gnnfast {
 
 inline Draw check_draw(int64_t width, int64_t strategy, int64_t seed) {
-  STD_TORCH_CHECK(width >= 1, "gnnfast: width must be at least 1, got ", width);
-  STD_TORCH_CHECK(strategy >= kBucket && strategy <= kRandom, "gnnfast: strategy must be 0, 1 or 2, got ", strategy);
+  GNNFAST_CHECK(width >= 1, "width must be at least 1, got ", width);
+  GNNFAST_CHECK(strategy >= kBucket && strategy <= kRandom, "strategy must be 0, 1 or 2, got ", strategy);
   return {static_cast<SampleStrategy>(strategy), static_cast<uint32_t>(std::min<int64_t>(width, 1u << 31)),
           static_cast<uint64_t>(seed)};
 }
@@ -32,8 +32,8 @@ Tensor spmm_sampled(GNNFAST_BOTH_GRAPHS, const OptTensor& order, const OptTensor
   args.order = check_index("order", order, x);
   if (order) check_size("order", *order, 0, args.a.num_rows);
   if (transposed) {
-    STD_TORCH_CHECK(args.draw.strategy == kRandom, "gnnfast: the random strategy alone has a gradient");
-    STD_TORCH_CHECK(rowptr_t && col_t, "gnnfast: transposed needs the transpose");
+    GNNFAST_CHECK(args.draw.strategy == kRandom, "the random strategy alone has a gradient");
+    GNNFAST_CHECK(rowptr_t && col_t, "transposed needs the transpose");
     args.t = check_csr(*rowptr_t, *col_t, slots_t, schedule_t, layout_t, x);
     check_size("x", x, 0, args.a.num_rows);
   }
@@ -54,7 +54,7 @@ Tensor sddmm_sampled(GNNFAST_BOTH_GRAPHS, const Tensor& a_, const Tensor& b_, in
   SampledArgs args{};
   args.a = check_csr(rowptr, col, perm, schedule, layout, a);
   args.draw = check_draw(width, strategy, seed);
-  STD_TORCH_CHECK(args.draw.strategy == kRandom, "gnnfast: the random strategy alone has a gradient");
+  GNNFAST_CHECK(args.draw.strategy == kRandom, "the random strategy alone has a gradient");
   args.width = a.size(1), args.heads = heads;
   args.self = a.const_data_ptr(), args.x = b.const_data_ptr();
   Tensor dot = torch::stable::new_zeros(a, {args.a.num_edges, heads}, a.scalar_type());

@@ -15,7 +15,7 @@ inline SparseFeaturesArgs check_sparse_features(const Csr& a, SparseFeaturesOp o
   args.xrowptr = check_index("xrowptr", xrowptr, ref);
   args.xcol = check_index("xcol", xcol, ref);
   args.stored = xcol.numel();
-  STD_TORCH_CHECK(xrowptr.numel() > 0, "gnnfast: xrowptr must have at least one element");
+  GNNFAST_CHECK(xrowptr.numel() > 0, "xrowptr must have at least one element");
   if (op == kValues) check_size("xrowptr", xrowptr, 0, a.num_rows + 1);
   if (weight) {
     check_dim("weight", *weight, 1);
@@ -40,7 +40,7 @@ Tensor spmm_sparse_features(GNNFAST_GRAPH_PARAMS, const OptTensor& weight_, cons
                             const Tensor& xval_, int64_t width, bool mean) {
   const Tensor xval = check_values(xval_, xcol);
   const OptTensor weight = as_contiguous(weight_);
-  STD_TORCH_CHECK(width >= 0 && width <= 2147483647, "gnnfast: width must be from 0 to 2^31 - 1, got ", width);
+  GNNFAST_CHECK(width >= 0 && width <= 2147483647, "width must be from 0 to 2^31 - 1, got ", width);
   SparseFeaturesArgs args =
       check_sparse_features(check_csr(rowptr, col, perm, schedule, layout, xval), kFeatures, weight, xrowptr, xcol, xval);
   args.mean = mean;

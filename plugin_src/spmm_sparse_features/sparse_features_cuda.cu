@@ -211,8 +211,8 @@ void launch_groups(const SparseFeaturesArgs& p, acc_t<T>* pieces, cudaStream_t s
   // Slabs of equal size, in whole 16-byte vectors of any dtype.
   const int64_t slabs = (p.width + kMost - 1) / kMost, slab = ((p.width + slabs - 1) / slabs + 15) / 16 * 16;
   const int64_t blocks = (p.a.num_items * slabs + kGroups - 1) / kGroups;
-  STD_TORCH_CHECK(blocks <= 2147483647, "gnnfast: ", p.a.num_rows, " rows of ", p.width,
-                  " features are more than one CUDA launch can make; split the features");
+  GNNFAST_CHECK(blocks <= 2147483647, p.a.num_rows, " rows of ", p.width,
+                " features are more than one CUDA launch can make; split the features");
   const size_t bytes = kGroups * ((slab + 16) * sizeof(A) + WARPS * kWarp * kEach * (sizeof(A) + sizeof(int)));
   static_assert((kMost + 31) / 16 * 16 * sizeof(A) * kGroups + kThreads * kEach * (sizeof(A) + sizeof(int)) <= 48 << 10,
                 "more shared memory than needs no permission");

@@ -1,0 +1,227 @@
+"""What is remembered of tensors, and by what they are known again.
+
+- Graphs of ``edge_index`` and of sparse matrices (:data:`cache`): by each index tensor as it was (:class:`Seen`), the sizes and the
+  direction. Let go with the tensor, or by the budget.
+- Normalised weights (:data:`cache`, :mod:`gnnfast.pyg.norm`): by ``edge_index`` and constant weights as they were, the arguments
+  and what else they depend on (default dtype, deterministic algorithms). Let go likewise.
+- Measured and compressed features (:data:`cache`, :mod:`gnnfast.features`): by constant features as they were; likewise.
+- Which features a layer has used (``features._sightings``): by constant features as they were, layer and use; the last 256.
+- Weights in slot order (``Graph.slot_weights``): by graph and constant weights as they were. Let go with the weights; the last 4.
+- Draws, schedules and timed options (``Graph``), inverse permutations and degrees (``ops.convert.derived``): by the graph's own
+  arrays, which nobody else holds and nothing writes. Let go with the graph.
+- The structure of DGL's graphs (``dgl.backend.structure``): by the ``HeteroGraphIndex``, which is immutable. Let go with it.
+- What modules compute, and which functions are PyG's (:mod:`gnnfast.pyg.known`): by functions and their code objects.
+- Whatever a captured CUDA graph reads (:func:`keep_if_captured`): for ever, as its replays cannot be seen.
+
+*As it was* is everything that can be noticed without reading the elements (:func:`facts`). *Constant* excludes what changes without
+any of these: optimisers write into parameters unseen, so of a tensor that ever required a gradient nothing is derived and kept
+(:func:`is_constant`). Nothing that users can reach is shared: what they get is theirs alone.
+
+What cannot be noticed, and README says so: writes into the memory of a constant tensor that go past its version counter, which are
+those through ``.data``, through a NumPy array or DLPack capsule that shares it, and by an optimiser through the parameter that a
+tensor was detached from.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from gnnfast.config import settings
+
+_CHECKED = 16  # entries of the cache that are looked at whenever one grows
+
+
+_STRIDED = torch.strided
+
+
+def facts(t: Tensor) -> tuple[Any, ...]:
+    """What shows that a tensor has changed: version counter, dtype, shape, strides, address and storage. A subclass that holds its
+    data elsewhere has the version counter alone."""
+    if type(t) is Tensor and t.layout is _STRIDED:
+        return t._version, t.dtype, t.shape, t.stride(), t.data_ptr(), t.untyped_storage()._cdata
+    return (t._version,)
+
+
+class Seen:
+    """A tensor as it was. With ``kept``, a dictionary that holds this under ``key``, it goes from there when the tensor dies."""
+
+    __slots__ = ("_facts", "_ref", "_storage")
+
+    def __init__(self, t: Tensor, kept: OrderedDict[Any, Any] | None = None, key: Hashable = None) -> None:
+        self._ref, self._facts = weakref.ref(t, None if kept is None else _dropper(weakref.ref(kept), key)), facts(t)
+        # Does not keep the memory, but the address of the storage from being used for another one.
+        self._storage = StorageWeakRef(t.untyped_storage()) if len(self._facts) > 1 else None
+
+    def still(self, t: Tensor) -> bool:
+        """Whether ``t`` is the same object, unchanged."""
+        return self._ref() is t and self._facts == facts(t)
+
+    def unchanged(self, t: Tensor) -> bool:
+        """Whether ``t`` has the same memory, unchanged: for parts of a sparse tensor, which are new objects whenever asked for."""
+        return facts(t) == self._facts
+
+
+def _dropper(holder: weakref.ref[OrderedDict[Any, Any]], key: Hashable) -> Callable[[Any], None]:
+    def drop(_: Any) -> None:
+        kept = holder()
+        if kept is not None:
+            kept.pop(key, None)
+
+    return drop
+
+
+_variables: dict[int, weakref.ref[Tensor]] = {}
+
+
+def is_constant(t: Tensor) -> bool:
+    """Whether values derived from a tensor may be kept: it is no parameter, requires no gradient, never did where it was seen, and
+    is no view of a tensor that does."""
+    base = t if t._base is None else t._base
+    if base.requires_grad or t.requires_grad:
+        key = id(base)
+        if base.is_leaf and key not in _variables:
+            _variables[key] = weakref.ref(base, lambda _: _variables.pop(key, None))
+        return False
+    return id(base) not in _variables and type(base) is Tensor and not t.is_inference()
+
+
+_captured: dict[int, Any] = {}
+
+
+def keep_if_captured(value: object) -> None:
+    """Called with what a CUDA kernel is about to read: a CUDA graph that is being captured reads it in each replay, so it must not
+    be let go with the tensor it was made from."""
+    if torch.cuda.is_current_stream_capturing():
+        _captured[id(value)] = value
+
+
+class Cache:
+    """Values found again by tensors: an entry holds while each of them lives and is as it was.
+
+    The least recently used entries are dropped when the bytes of all values exceed the budget. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[Hashable, tuple[tuple[Seen, ...], tuple[Seen, ...], Any]] = OrderedDict()
+        self._lock = threading.RLock()
+        self.hits = self.misses = self.evictions = self._unchecked = 0
+
+    def find(self, tensors: tuple[Tensor, ...], key: Hashable, parts: tuple[Tensor, ...] = ()) -> Any:
+        """The value for these tensors, their ``parts`` and ``key``, or ``None``."""
+        full_key = (*map(id, tensors), key)
+        entry = self._entries.get(full_key)
+        if entry is None:
+            return None
+        for seen, t in zip(entry[0], tensors):
+            if not seen.still(t):
+                return None
+        for seen, t in zip(entry[1], parts):
+            if not seen.unchanged(t):
+                return None
+        try:
+            self._entries.move_to_end(full_key)
+        except KeyError:
+            return entry[2]  # dropped by another thread; the value is good all the same
+        return entry[2]
+
+    def get(self, tensors: tuple[Tensor, ...], key: Hashable, build: Callable[[], Any], parts: tuple[Tensor, ...] = ()) -> Any:
+        """The value for these tensors and ``key``, built if there is none. Not kept for inference tensors, which have no version
+        counter to show a change."""
+        value = self.find(tensors, key, parts)
+        if value is not None:
+            self.hits += 1
+            return value
+        self.misses += 1
+        value = build()
+        if any(t.is_inference() for t in tensors):
+            return value
+        full_key = (*map(id, tensors), key)
+        with self._lock:
+            seen = tuple(Seen(t, self._entries, full_key) for t in tensors)
+            self._entries[full_key] = seen, tuple(map(Seen, parts)), value
+        self.grew()
+        return value
+
+    def add_copy(self, copy: Tensor, origin: Tensor) -> None:
+        """Remembers that a tensor that is handed out equals one that is kept, until either changes."""
+        self.get((copy,), "copy", lambda: _Origin(origin))
+
+    def origin(self, copy: Tensor) -> Tensor | None:
+        """The tensor that one equals, if it is a copy that has not been changed."""
+        found = self.find((copy,), "copy")
+        return None if found is None else found.tensor
+
+    def grew(self) -> None:
+        """Drops old entries while the values exceed the budget. Many entries are looked at only when some more have grown, or the
+        looking would take time with the square of their number."""
+        with self._lock:
+            self._unchecked += 1
+            if self._unchecked * _CHECKED < len(self._entries):
+                return
+            self._unchecked = 0
+            while len(self._entries) > 1 and self.nbytes > self.budget():
+                self._entries.popitem(last=False)
+                self.evictions += 1
+
+    def budget(self) -> int:
+        """Bytes the values may take: ``GNNFAST_CACHE_MB``, else a quarter of the memory of the device in use."""
+        megabytes = settings().cache_mb
+        if megabytes is not None:
+            return megabytes << 20
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory // 4
+        return _host_memory() // 4
+
+    @property
+    def values(self) -> list[Any]:
+        """The values, each once."""
+        return list({id(value): value for *_, value in list(self._entries.values())}.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return sum(map(nbytes_of, self.values))
+
+    @property
+    def schedule_nbytes(self) -> int:
+        """Of :attr:`nbytes`, those of the schedules of CUDA graphs."""
+        return sum(getattr(v, "format_schedule_nbytes", 0) + getattr(v, "schedule_nbytes", 0) for v in self.values)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        with self._lock:
+            self._entries.clear()
+
+
+class _Origin:
+    """A tensor whose bytes count where it is kept."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def nbytes_of(value: Any) -> int:
+    """Bytes of what has ``nbytes`` (a graph, features, a tensor), or of a tuple of such."""
+    if isinstance(value, tuple):
+        return sum(map(nbytes_of, value))
+    return getattr(value, "nbytes", 0)
+
+
+def _host_memory() -> int:
+    import os
+
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+cache = Cache()

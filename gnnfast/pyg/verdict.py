@@ -1,0 +1,108 @@
+"""What a module computes: its message, its reduction, and that nothing else of it runs. Decided once for a class, and again when
+one of the functions that the verdict depends on is another, or has another code object."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+
+from gnnfast.pyg import known
+from gnnfast.pyg.messages import SPECIAL, Message, recognise
+
+# Not propagate: PyG puts a bound one into the instance when an explainer was used, and it is the generated one that called here.
+_METHODS = (*known.METHODS, "collect", "message", "update")
+_functions = known.getter(_METHODS)
+_hooks = operator.itemgetter(
+    *(
+        f"_{stage}_forward_{kind}"
+        for stage in ("propagate", "message", "aggregate", "message_and_aggregate")
+        for kind in ("pre_hooks", "hooks")
+    )
+)
+module_hooks = operator.itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_verdicts: dict[Any, tuple[Any, Any]] = {}
+
+
+class Fallback(Exception):
+    """Why PyG's own code must run."""
+
+
+class Verdict(NamedTuple):
+    """What a module computes: ``reduce`` over ``message``. ``update`` holds the names that an overridden ``update()`` asks for
+    besides its input; ``None``: it is PyG's."""
+
+    message: Message
+    reduce: str
+    update: tuple[str, ...] | None
+
+
+def check_module(module: Any) -> Verdict:
+    """What a module computes on which nothing but known functions run. Raises Fallback."""
+    own, cls = module.__dict__, type(module)
+    if any(_hooks(own)):
+        raise Fallback("hooks are registered on message passing")
+    if own["_explain"]:
+        raise Fallback("an explainer is active")
+    if own.get("_decomposed_layers", 1) != 1:
+        raise Fallback("decomposed_layers is set")
+    if not own.keys().isdisjoint(_METHODS):
+        raise Fallback("the instance overrides a method of message passing")
+    aggregation = own["_modules"].get("aggr_module")
+    kind = type(aggregation)
+    if kind not in _reductions():
+        raise Fallback(f"the aggregation is {kind.__name__}")
+    aggregates = aggregation.__dict__
+    if any(module_hooks(aggregates)) or "forward" in aggregates or "reduce" in aggregates:
+        raise Fallback("hooks are registered on the aggregation")
+    if torch.nn.modules.module._has_any_global_hook():
+        raise Fallback("global module hooks are registered")
+    try:
+        found = _functions(cls), known.of_aggregation(kind), known.by_propagate().find(), known.methods_of_torch()
+    except (AttributeError, KeyError):
+        raise Fallback("a method of message passing is no plain function") from None
+    verdict = known.remembered(_verdicts, (cls, kind), found, _judge)
+    if isinstance(verdict, str):
+        raise Fallback(verdict)
+    return verdict
+
+
+def _judge(classes: tuple[type, type]) -> Verdict | str:
+    cls, kind = classes
+    replaced = known.by_propagate().replaced() or known.replaced_in_torch() or known.replaced_in_aggregation(kind)
+    if replaced:
+        return f"{replaced} is not the known one"
+    for name in known.METHODS:
+        if not known.is_known_method(cls, name):
+            return f"{name}() is overridden"
+    if not known.is_generated(inspect.getattr_static(cls, "collect")):
+        return "collect() is overridden"
+    message, update = (inspect.getattr_static(cls, name) for name in ("message", "update"))
+    found = recognise(message.__code__) if type(message) is FunctionType else None
+    if found is None:
+        return "message() is not x_j or weight * x_j"
+    reduce = _reductions()[kind]
+    if known.is_known_method(cls, "update"):
+        return Verdict(found, reduce, None)
+    names = update_arguments(update) if type(update) is FunctionType else None
+    return "update() asks for more than arguments of propagate()" if names is None else Verdict(found, reduce, names)
+
+
+def update_arguments(update: FunctionType) -> tuple[str, ...] | None:
+    """Names that an overridden update() asks for besides its input; ``None`` if they are not all plain arguments."""
+    code = update.__code__
+    names = code.co_varnames[2 : code.co_argcount]
+    simple = not any(n.endswith(("_i", "_j")) or n in SPECIAL for n in names)
+    flags = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+    return names if simple and not code.co_kwonlyargcount and not code.co_flags & flags else None
+
+
+@functools.cache
+def _reductions() -> dict[type, str]:
+    from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
+
+    return {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max", MinAggregation: "min"}
