@@ -111,7 +111,8 @@ class Graph:
         if src.shape != dst.shape or src.dtype != dst.dtype or src.device != dst.device:
             raise ValueError(f"src and dst must agree in shape, dtype and device, got {_brief(src)} and {_brief(dst)}")
         graph = cls(_size("num_src", num_src), _size("num_dst", num_dst), _size("num_edges", src.numel()), src.device)
-        graph._shared["coo"] = src, dst
+        with torch.inference_mode(False):  # made under inference_mode they could not be saved for a backward pass
+            graph._shared["coo"] = tuple(t.clone() if t.is_inference() else t for t in (src, dst))
         return graph
 
     @classmethod
@@ -247,8 +248,6 @@ class Graph:
             perm = None
             if "coo" in self._shared:
                 src, dst = self._shared["coo"]
-                if src.is_inference():
-                    src, dst = src.clone(), dst.clone()
                 row, column = (dst, src) if side == "by_dst" else (src, dst)
             else:
                 other: Csr = self._shared["by_src" if side == "by_dst" else "by_dst"]
@@ -555,6 +554,10 @@ def check_ids(name: str, ids: Any, dim: int) -> Tensor:
     check_tensor(name, ids)
     if hasattr(ids, "as_tensor"):  # PyG's EdgeIndex and Index
         ids = ids.as_tensor()
+    if type(ids) is not Tensor:
+        if type(ids).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+            raise TypeError(f"{name} must be a plain torch.Tensor, got {type(ids).__name__}, which holds its data elsewhere")
+        ids = ids.as_subclass(Tensor)
     if ids.dtype not in INDEX_DTYPES:
         raise TypeError(f"{name} holds ids and must be int32 or int64, got {ids.dtype}; convert it with .long()")
     if ids.dim() != dim:

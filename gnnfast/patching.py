@@ -7,10 +7,12 @@ every instance that holds them sees the change, and getting the very same code o
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import inspect
 import linecache
 import textwrap
+import weakref
 from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
@@ -127,6 +129,7 @@ def find_function(source: str, name: str) -> ast.FunctionDef:
     return found[-1]
 
 
+@functools.lru_cache(maxsize=256)
 def fingerprint(source: str, name: str) -> str:
     """A short hash of a function's source lines, without indentation and blank lines."""
     node = find_function(source, name)
@@ -134,7 +137,20 @@ def fingerprint(source: str, name: str) -> str:
     return hashlib.sha256("\n".join(line for line in lines if line).encode()).hexdigest()[:12]
 
 
+# The code that a function got when it was patched before, and the one that it had: switching off and on need not compile again.
+_injected: weakref.WeakKeyDictionary[FunctionType, tuple[CodeType, CodeType]] = weakref.WeakKeyDictionary()
+
+
 def _inject(source: str, function: FunctionType, block: str) -> CodeType:
+    before = _injected.get(function)
+    if before is not None and before[0] is function.__code__:
+        return before[1]
+    code = _compile(source, function, block)
+    _injected[function] = function.__code__, code
+    return code
+
+
+def _compile(source: str, function: FunctionType, block: str) -> CodeType:
     node = find_function(source, function.__qualname__)
     lines = source.splitlines(keepends=True)
     first = node.body[0]

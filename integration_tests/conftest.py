@@ -16,6 +16,11 @@ from gnnfast import _native
 DEVICES = ["cpu", "cuda"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fuzz-cases", type=int, default=2000, help="random programs that test_fuzz.py runs")
+    parser.addoption("--fuzz-seed", type=int, default=0, help="the seed of the first of them")
+
+
 def _unavailable(device: str) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         return "this machine has no CUDA device"

@@ -182,7 +182,7 @@ _generated: weakref.WeakKeyDictionary[FunctionType, CodeType] = weakref.WeakKeyD
 
 def add_generated(function: Any) -> None:
     """Takes a function for known that PyG has just generated from a known template: its file may not be there for long."""
-    if _is_as_written(function, getattr(function, "__module__", "")):
+    if not is_generated(function) and _is_as_written(function, getattr(function, "__module__", "")):
         _generated[function] = function.__code__
 
 
@@ -232,6 +232,7 @@ def codes_of(path: str) -> frozenset[CodeType]:
     return frozenset(found)
 
 
+@functools.lru_cache(maxsize=1024)
 def fingerprint_of(code: CodeType) -> str:
     """A short hash of the source lines of a function, without indentation and blank lines."""
     lines = Path(code.co_filename).read_text().splitlines(keepends=True)[code.co_firstlineno - 1 :]

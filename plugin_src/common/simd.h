@@ -139,7 +139,7 @@ inline acc_t<T> round_to(acc_t<T> v) {
 // NaN torch counts no edge and gives each 0 times infinity.
 template <class A>
 inline A share_of_best(A message, A best, A share) {
-  return message == best ? share : best == best ? A{0} : best;
+  return message == best ? share : best == best ? 0 * share : best;
 }
 
 // sum over f < n of a[f] * b[f]

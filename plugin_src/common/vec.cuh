@@ -56,7 +56,7 @@ __device__ inline acc_t<T> round_to(acc_t<T> v) {
 // NaN torch counts no edge and gives each 0 times infinity.
 template <class A>
 __device__ inline A share_of_best(A message, A best, A share) {
-  return message == best ? share : best == best ? A{0} : best;
+  return message == best ? share : best == best ? 0 * share : best;
 }
 
 // Storage of N elements in one register load.
