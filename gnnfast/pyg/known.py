@@ -73,13 +73,15 @@ _OF_NORM = (
 _OF_TENSOR = ("index_select", "new_zeros", "scatter_add_", "scatter_reduce_")
 
 
-def remembered(kept: dict[Any, tuple[Any, Any]], key: Any, found: Any, judge: Callable[[Any], Any]) -> Any:
-    """The verdict on ``key``, as long as ``found``, the functions and code objects that it depends on, are the same."""
+def remembered(kept: dict[Any, Any], key: Any, found: tuple[Any, ...], judge: Callable[[Any], Any]) -> Any:
+    """The verdict on ``key``, as long as ``found``, the functions and code objects that it depends on, are the very same: proxies
+    that wrap a function claim to equal it."""
+    ids = tuple(map(id, found))
     entry = kept.get(key)
-    if entry is None or entry[0] != found:
+    if entry is None or entry[0] != ids:
         if len(kept) >= _MOST:
             kept.clear()
-        entry = kept[key] = found, judge(key)
+        entry = kept[key] = ids, judge(key), found  # which are held, so that no other gets the id of one
     return entry[1]
 
 
@@ -97,14 +99,17 @@ class Named:
         names: dict[str, list[str]] = {}
         for module, name, _ in rows:
             names.setdefault(module, []).append(name)
-        self._modules = [(operator.itemgetter(*found), vars(sys.modules[module])) for module, found in names.items()]
+        # Each name twice, as of one name alone an itemgetter makes no tuple.
+        self._modules = [(operator.itemgetter(*found, *found), vars(sys.modules[module])) for module, found in names.items()]
         functions = SimpleNamespace(**{f"f{i}": vars(sys.modules[module])[name] for i, (module, name, _) in enumerate(rows)})
         self._functions, self._codes = functions, operator.attrgetter(*(f"f{i}.__code__" for i in range(len(rows))))
 
-    def find(self) -> Any:
+    def find(self) -> tuple[Any, ...]:
         """What is found now, to be compared."""
-        # Code objects of the functions that were there at first: others are not equal to them anyway.
-        return [get(module) for get, module in self._modules], self._codes(self._functions)
+        found = self._codes(self._functions)  # of those that were there at first: others are not the same anyway
+        for get, module in self._modules:
+            found += get(module)
+        return found
 
     def replaced(self) -> str:
         """The first that is not the known one; empty if there is none."""
@@ -125,7 +130,7 @@ def _by_norm() -> Named:
     return Named(_OF_NORM)
 
 
-_norm: dict[Any, tuple[Any, Any]] = {}
+_norm: dict[Any, Any] = {}
 
 
 def replaced_in_norm() -> str:
@@ -137,7 +142,7 @@ def replaced_in_norm() -> str:
 _of_torch = operator.attrgetter(*(f"Tensor.{name}" for name in _OF_TENSOR), "nn.Module.__call__")
 
 
-def methods_of_torch() -> Any:
+def methods_of_torch() -> tuple[Any, ...]:
     """The methods of torch that message passing calls, to be compared."""
     return _of_torch(torch)
 
@@ -145,7 +150,7 @@ def methods_of_torch() -> Any:
 def replaced_in_torch() -> str:
     """The first of them that is not torch's own; empty if there is none."""
     for name in _OF_TENSOR:
-        if not isinstance(getattr(torch.Tensor, name), MethodDescriptorType):
+        if type(getattr(torch.Tensor, name)) is not MethodDescriptorType:
             return f"torch.Tensor.{name}"
     return "" if _is_as_written(torch.nn.Module.__call__, "torch.nn.modules.module") else "torch.nn.Module.__call__"
 
@@ -165,15 +170,14 @@ def replaced_in_aggregation(kind: type) -> str:
 
 
 # ---- linear layers ------------------------------------------------------------------------------------------------------------
-_linears: dict[Any, tuple[Any, Any]] = {}
+_linears: dict[Any, Any] = {}
 
 
 def is_linear(forward: Any, module: str) -> bool:
     """Whether the ``forward`` of a linear layer is that of its module."""
     if type(forward) is not FunctionType:
         return False
-    found = (forward.__code__,)  # tuples compare their elements by identity first, which code objects do not
-    return remembered(_linears, forward, found, lambda f: is_dispatched(f) or _is_as_written(f, module))
+    return remembered(_linears, forward, (forward.__code__,), lambda f: is_dispatched(f) or _is_as_written(f, module))
 
 
 # ---- functions that PyG generates ----------------------------------------------------------------------------------------------

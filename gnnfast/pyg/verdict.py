@@ -25,7 +25,7 @@ _hooks = operator.itemgetter(
     )
 )
 module_hooks = operator.itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_verdicts: dict[Any, tuple[Any, Any]] = {}
+_verdicts: dict[Any, Any] = {}
 
 
 class Fallback(Exception):
@@ -62,7 +62,7 @@ def check_module(module: Any) -> Verdict:
     if torch.nn.modules.module._has_any_global_hook():
         raise Fallback("global module hooks are registered")
     try:
-        found = _functions(cls), known.of_aggregation(kind), known.by_propagate().find(), known.methods_of_torch()
+        found = _functions(cls) + known.of_aggregation(kind) + known.by_propagate().find() + known.methods_of_torch()
     except (AttributeError, KeyError):
         raise Fallback("a method of message passing is no plain function") from None
     verdict = known.remembered(_verdicts, (cls, kind), found, _judge)
