@@ -73,6 +73,10 @@ class World:
 
     def other_graph(self, r: random.Random) -> None:
         self.at = 1 - self.at
+        if self.device != "cpu":  # a cached graph of another size is an error there that ends the process
+            for layer in self.layers:
+                if hasattr(layer, "_cached_edge_index"):
+                    layer._cached_edge_index = None
 
     def toggle(self, r: random.Random) -> None:
         if self.on:
