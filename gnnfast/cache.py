@@ -104,7 +104,7 @@ _captured: dict[int, Any] = {}
 def keep_if_captured(value: object) -> None:
     """Called with what a CUDA kernel is about to read: a CUDA graph that is being captured reads it in each replay, so it must not
     be let go with the tensor it was made from."""
-    if torch.cuda.is_current_stream_capturing():
+    if not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
         _captured[id(value)] = value
 
 

@@ -309,7 +309,7 @@ class Pyg(World):
         ):
             return
         i = (g["base"][1], g["base"][0])
-        values = (g["weight"].detach() if g["weight"] is not None else self.rand(g["e"])).to(g["x"].dtype)
+        values = (g["weight"].detach() if g["weight"] is not None else self.rand(g["e"])).to(g["x"].dtype, copy=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             adj = torch.sparse_coo_tensor(torch.stack(i), values, (g["n"], g["n"])).coalesce().to_sparse_csr()
