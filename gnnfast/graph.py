@@ -19,6 +19,7 @@ from gnnfast.config import settings
 from gnnfast.reporting import scheduled
 
 INDEX_DTYPES = (torch.int32, torch.int64)
+_SERVED = frozenset(device for device in ("cpu", "cuda") if not _native.missing(device))
 _KEPT = 4  # weights, and draws, of a graph
 
 
@@ -568,8 +569,8 @@ def check_ids(name: str, ids: Any, dim: int) -> Tensor:
 
 def check_device(name: str, t: Tensor) -> None:
     """Raises RuntimeError if there are no kernels for the device of ``t``."""
-    reason = _native.missing(t.device.type)
-    if reason:
+    if t.device.type not in _SERVED:
+        reason = _native.missing(t.device.type)
         raise RuntimeError(f"gnnfast has no kernels for {t.device}, where {name} is: {reason}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import threading
 from collections import Counter
@@ -90,16 +91,20 @@ class Report:
 _counts = Report()
 _lock = threading.Lock()
 _MOST = 1000  # distinct lines kept; classes made in a loop must not grow the report without bound
+_DEBUG = settings().log == "debug"
+_calls: dict[tuple[str, str, str], itertools.count[int]] = {}  # the next number of calls; what Report.kernels shows
 
 
 def ran(place: str, kernel: str, reason: str) -> None:
     """Counts a call that a kernel served."""
     key = (place, kernel, reason)
-    with _lock:
-        calls = _counts.kernels.get(key, 0)
-        if calls or len(_counts.kernels) < _MOST:
-            _counts.kernels[key] = calls + 1
-    if settings().log == "debug":
+    calls = _calls.get(key)
+    if calls is None:
+        if len(_calls) >= _MOST:
+            return
+        calls = _calls.setdefault(key, itertools.count(1))
+    next(calls)  # which no other thread can come between
+    if _DEBUG:
         _emit(f"{place}: {kernel} ({reason})")
 
 
@@ -176,7 +181,8 @@ def report() -> Report:
     with _lock:
         patches = {k: dict(v) for k, v in _counts.patches.items()}
         features = [dict(made) for made in _counts.features]
-        snapshot = Report(Counter(_counts.kernels), Counter(_counts.fallbacks), patches, list(_counts.schedules), features)
+        kernels = Counter({key: int(repr(calls)[len("count(") : -1]) - 1 for key, calls in list(_calls.items())})
+        snapshot = Report(kernels, Counter(_counts.fallbacks), patches, list(_counts.schedules), features)
         snapshot.sampled.update(_counts.sampled)
     snapshot.cache = {
         "entries": len(cache),
@@ -192,7 +198,7 @@ def report() -> Report:
 def clear_report() -> None:
     """Sets all counts to zero."""
     with _lock:
-        _counts.kernels.clear()
+        _calls.clear()
         _counts.fallbacks.clear()
         _counts.schedules.clear()
         _counts.sampled.clear()

@@ -9,7 +9,7 @@ from gnnfast import _native
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
-_SERVED = frozenset(device for device in ("cpu", "cuda") if not _native.missing(device))
+_CPU, _CUDA = not _native.missing("cpu"), not _native.missing("cuda")
 _tracing_state, _transforms = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
 _dispatch_modes, _forward_ad = torch._C._len_torch_dispatch_stack, torch.autograd.forward_ad
 
@@ -34,7 +34,7 @@ def operand(name: str, t: object) -> str:
     assert isinstance(t, Tensor)
     if t.layout is not _STRIDED:
         return f"{name} has layout {t.layout}"
-    if t.device.type in _SERVED:
+    if (_CPU and t.is_cpu) or (_CUDA and t.is_cuda):
         return ""
     return f"{name} is on {t.device.type}: {_native.missing(t.device.type)}"
 

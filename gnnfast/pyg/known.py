@@ -1,8 +1,8 @@
 """Which functions are PyG's own.
 
 A served call stands in for all functions of PyG that it skips, so each of them must be the known one, whoever replaced it and
-where: in a subclass, in PyG's class, by name in a module, or by exchanging a code object. What was found is remembered by the
-functions and their code objects (:func:`remembered`), which a call compares in about a microsecond.
+where: in a subclass, in PyG's class, by name in a module, or by exchanging a code object. Verdicts are remembered by the functions
+and their code objects (:class:`Watch`), which a call compares in two microseconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from gnnfast.patching import is_dispatched
 
 _MP, _BASE, _BASIC = "torch_geometric.nn.conv.message_passing", "torch_geometric.nn.aggr.base", "torch_geometric.nn.aggr.basic"
 _UTILS = "torch_geometric.utils."
-_MOST = 4096  # verdicts of a kind that are remembered
 
 # Fingerprints of the source in the releases it was studied in (2.6.0 to 2.8.1), by module and name.
 FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -55,129 +54,118 @@ FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
 
 # What MessagePassing.propagate runs on a dense edge_index, besides message(), update() and the generated collect().
 METHODS = ("_check_input", "_set_size", "_index_select", "_index_select_safe", "_lift", "aggregate")
-# Functions that are looked up by name in a module: (module, name there, module and name of the known function).
-_BY_NAME = (
+_OF_AGGREGATION = ("__call__", "forward", "reduce")
+_OF_TENSOR = ("index_select", "scatter_add_", "scatter_reduce_")
+# Functions that are looked up by name: (module, name there, module and name of the known function).
+_BY_PROPAGATE = (
     (_MP, "is_sparse", (_UTILS + "sparse", "is_sparse")),
     (_UTILS + "sparse", "is_torch_sparse_tensor", (_UTILS + "sparse", "is_torch_sparse_tensor")),
     (_BASE, "scatter", (_UTILS + "_scatter", "scatter")),
     (_BASE, "segment", (_UTILS + "_segment", "segment")),
     (_UTILS + "_scatter", "broadcast", (_UTILS + "_scatter", "broadcast")),
-    (_UTILS + "_scatter", "is_compiling", ("torch_geometric._compile", "is_compiling")),
-    (_UTILS + "_scatter", "is_in_onnx_export", ("torch_geometric._onnx", "is_in_onnx_export")),
 )
-_OF_NORM = (
+_BY_NORM = (
     ("torch_geometric.nn.conv.gcn_conv", "add_remaining_self_loops", (_UTILS + "loop", "add_remaining_self_loops")),
     ("torch_geometric.nn.conv.gcn_conv", "maybe_num_nodes", (_UTILS + "num_nodes", "maybe_num_nodes")),
     ("torch_geometric.nn.conv.gcn_conv", "scatter", (_UTILS + "_scatter", "scatter")),
 )
-_OF_TENSOR = ("index_select", "new_zeros", "scatter_add_", "scatter_reduce_")
 
 
-def remembered(kept: dict[Any, Any], key: Any, found: tuple[Any, ...], judge: Callable[[Any], Any]) -> Any:
-    """The verdict on ``key``, as long as ``found``, the functions and code objects that it depends on, are the very same: proxies
-    that wrap a function claim to equal it."""
-    ids = tuple(map(id, found))
-    entry = kept.get(key)
-    if entry is None or entry[0] != ids:
-        if len(kept) >= _MOST:
-            kept.clear()
-        entry = kept[key] = ids, judge(key), found  # which are held, so that no other gets the id of one
-    return entry[1]
+class Watch:
+    """A verdict that depends on functions, found by the names of ``paths`` from ``places``: it holds as long as these, and their
+    code objects, are the very same. One C call finds them all, as each call of a layer asks."""
+
+    __slots__ = ("_codes", "_find", "_find_codes", "_functions", "_ids", "_judge", "_places", "_verdict")
+
+    def __init__(self, places: dict[str, Any], paths: tuple[str, ...], others: tuple[str, ...], judge: Callable[[], Any]) -> None:
+        self._places, self._judge = SimpleNamespace(**places), judge
+        self._ids: tuple[int, ...] = ()
+        self._codes: Any = None
+        self._find = operator.attrgetter(*paths, *others)  # others are no functions of Python's and have no code object
+        self._find_codes = operator.attrgetter(*(f"{path}.__code__" for path in paths))
+
+    def verdict(self) -> Any:
+        """The verdict; judged anew if something has changed. Raises AttributeError if something is missing or no function."""
+        functions, codes = self._find(self._places), self._find_codes(self._places)
+        ids = tuple(map(id, functions))  # proxies that wrap a function claim to equal it
+        if ids != self._ids or codes != self._codes:
+            self._verdict = self._judge()
+            self._ids, self._codes, self._functions = ids, codes, functions  # held, so that no other gets the id of one
+        return self._verdict
 
 
-def getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    """What gets the functions of those names, and their code objects."""
-    return operator.attrgetter(*names, *(f"{name}.__code__" for name in names))
+def _named(rows: tuple[tuple[str, str, tuple[str, str]], ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Places and paths of functions that are looked up by name."""
+    places = {module.replace(".", "_"): sys.modules[module] for module, *_ in rows}
+    return places, tuple(f"{module.replace('.', '_')}.{name}" for module, name, _ in rows)
 
 
-# ---- functions that are looked up by name ------------------------------------------------------------------------------------
-class Named:
-    """Functions that are looked up by name in modules of PyG, when they are there: ``(module, name there, known function)``."""
+def _replaced(rows: tuple[tuple[str, str, tuple[str, str]], ...]) -> str:
+    """The first of them that is not the known one; empty if there is none."""
+    for where, name, function in rows:
+        if not is_known(vars(sys.modules[where]).get(name), *function):
+            return f"{where}.{name}"
+    return ""
 
-    def __init__(self, rows: tuple[tuple[str, str, tuple[str, str]], ...]) -> None:
-        self._rows = rows
-        names: dict[str, list[str]] = {}
-        for module, name, _ in rows:
-            names.setdefault(module, []).append(name)
-        # Each name twice, as of one name alone an itemgetter makes no tuple.
-        self._modules = [(operator.itemgetter(*found, *found), vars(sys.modules[module])) for module, found in names.items()]
-        functions = SimpleNamespace(**{f"f{i}": vars(sys.modules[module])[name] for i, (module, name, _) in enumerate(rows)})
-        self._functions, self._codes = functions, operator.attrgetter(*(f"f{i}.__code__" for i in range(len(rows))))
 
-    def find(self) -> tuple[Any, ...]:
-        """What is found now, to be compared."""
-        found = self._codes(self._functions)  # of those that were there at first: others are not the same anyway
-        for get, module in self._modules:
-            found += get(module)
-        return found
+def watch_propagate(cls: type, kind: type, methods: tuple[str, ...], judge: Callable[[], Any]) -> Watch:
+    """A verdict that depends on all that a class of message passing, with an aggregation of a kind, runs; of itself ``methods``."""
+    places, paths = _named(_BY_PROPAGATE)
+    paths += tuple(f"cls.{name}" for name in methods) + tuple(f"kind.{name}" for name in _OF_AGGREGATION)
+    others = (*(f"Tensor.{name}" for name in _OF_TENSOR), "Module.__call__")
+    return Watch({"cls": cls, "kind": kind, "Tensor": torch.Tensor, "Module": torch.nn.Module} | places, paths, others, judge)
 
-    def replaced(self) -> str:
-        """The first that is not the known one; empty if there is none."""
-        for where, name, function in self._rows:
-            if not is_known(vars(sys.modules[where]).get(name), *function):
-                return f"{where}.{name}"
-        return ""
+
+def replaced_in_propagate(kind: type) -> str:
+    """What of these, besides the methods of the class, is not the known one; empty if nothing."""
+    for name in _OF_AGGREGATION:
+        where, cls = (_BASIC, kind.__name__) if name == "forward" else (_BASE, "Aggregation")
+        if not is_known(inspect.getattr_static(kind, name), where, f"{cls}.{name}"):
+            return f"{kind.__name__}.{name}"
+    for name in _OF_TENSOR:
+        if type(getattr(torch.Tensor, name)) is not MethodDescriptorType:
+            return f"torch.Tensor.{name}"
+    if not _is_as_written(torch.nn.Module.__call__, "torch.nn.modules.module"):
+        return "torch.nn.Module.__call__"
+    return _replaced(_BY_PROPAGATE)
 
 
 @functools.cache
-def by_propagate() -> Named:
-    """Functions that message passing calls by name."""
-    return Named(_BY_NAME)
-
-
-@functools.cache
-def _by_norm() -> Named:
-    return Named(_OF_NORM)
-
-
-_norm: dict[Any, Any] = {}
+def _norm() -> Watch:
+    return Watch(*_named(_BY_NORM), (), lambda: _replaced(_BY_NORM))
 
 
 def replaced_in_norm() -> str:
     """A function that ``gcn_norm`` calls by name and that is not PyG's own; empty if there is none."""
-    named = _by_norm()
-    return remembered(_norm, None, named.find(), lambda _: named.replaced())
-
-
-_of_torch = operator.attrgetter(*(f"Tensor.{name}" for name in _OF_TENSOR), "nn.Module.__call__")
-
-
-def methods_of_torch() -> tuple[Any, ...]:
-    """The methods of torch that message passing calls, to be compared."""
-    return _of_torch(torch)
-
-
-def replaced_in_torch() -> str:
-    """The first of them that is not torch's own; empty if there is none."""
-    for name in _OF_TENSOR:
-        if type(getattr(torch.Tensor, name)) is not MethodDescriptorType:
-            return f"torch.Tensor.{name}"
-    return "" if _is_as_written(torch.nn.Module.__call__, "torch.nn.modules.module") else "torch.nn.Module.__call__"
-
-
-# ---- aggregations ------------------------------------------------------------------------------------------------------------
-_AGGREGATION = ("__call__", "forward", "reduce")
-of_aggregation = getter(_AGGREGATION)
-
-
-def replaced_in_aggregation(kind: type) -> str:
-    """A method of one of PyG's basic aggregations that is not its own; empty if there is none."""
-    for name in _AGGREGATION:
-        where, cls = (_BASIC, kind.__name__) if name == "forward" else (_BASE, "Aggregation")
-        if not is_known(inspect.getattr_static(kind, name), where, f"{cls}.{name}"):
-            return f"{kind.__name__}.{name}"
-    return ""
+    try:
+        return _norm().verdict()
+    except AttributeError:
+        return "a function"
 
 
 # ---- linear layers ------------------------------------------------------------------------------------------------------------
-_linears: dict[Any, Any] = {}
+_linears: dict[type, Watch] = {}
 
 
-def is_linear(forward: Any, module: str) -> bool:
-    """Whether the ``forward`` of a linear layer is that of its module."""
-    if type(forward) is not FunctionType:
+def is_linear(cls: type) -> bool:
+    """Whether a class is one of PyG's or torch's linear layers whose ``forward`` nobody has replaced."""
+    watch = _linears.get(cls)
+    if watch is None:
+        if cls.__name__ != "Linear" or cls.__module__ not in _LINEARS:
+            return False
+        watch = _linears[cls] = Watch({"cls": cls}, ("cls.forward", "cls.forward"), (), lambda: _judge_linear(cls))
+    try:
+        return watch.verdict()
+    except AttributeError:
         return False
-    return remembered(_linears, forward, (forward.__code__,), lambda f: is_dispatched(f) or _is_as_written(f, module))
+
+
+_LINEARS = ("torch_geometric.nn.dense.linear", "torch.nn.modules.linear")
+
+
+def _judge_linear(cls: type) -> bool:
+    forward = inspect.getattr_static(cls, "forward")
+    return is_dispatched(forward) or _is_as_written(forward, cls.__module__)
 
 
 # ---- functions that PyG generates ----------------------------------------------------------------------------------------------

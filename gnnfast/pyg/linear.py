@@ -340,11 +340,5 @@ def _known_reduction(known: Any, module: Any) -> str:
 
 def _plain(lin: Any) -> bool:
     """Whether calling ``lin`` is a product and a bias and nothing else."""
-    cls, own = type(lin), lin.__dict__
-    return (
-        cls.__name__ == "Linear"
-        and cls.__module__ in ("torch_geometric.nn.dense.linear", "torch.nn.modules.linear")
-        and known.is_linear(cls.forward, cls.__module__)
-        and "forward" not in own
-        and not any(module_hooks(own))
-    )
+    own = lin.__dict__
+    return known.is_linear(type(lin)) and "forward" not in own and not any(module_hooks(own))

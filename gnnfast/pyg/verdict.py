@@ -16,7 +16,6 @@ from gnnfast.pyg.messages import SPECIAL, Message, recognise
 
 # Not propagate: PyG puts a bound one into the instance when an explainer was used, and it is the generated one that called here.
 _METHODS = (*known.METHODS, "collect", "message", "update")
-_functions = known.getter(_METHODS)
 _hooks = operator.itemgetter(
     *(
         f"_{stage}_forward_{kind}"
@@ -25,7 +24,8 @@ _hooks = operator.itemgetter(
     )
 )
 module_hooks = operator.itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_verdicts: dict[Any, Any] = {}
+_MOST = 4096  # verdicts that are remembered
+_verdicts: dict[tuple[type, type], known.Watch] = {}
 
 
 class Fallback(Exception):
@@ -61,19 +61,22 @@ def check_module(module: Any) -> Verdict:
         raise Fallback("hooks are registered on the aggregation")
     if torch.nn.modules.module._has_any_global_hook():
         raise Fallback("global module hooks are registered")
+    watch = _verdicts.get((cls, kind))
+    if watch is None:
+        if len(_verdicts) >= _MOST:
+            _verdicts.clear()
+        watch = _verdicts[cls, kind] = known.watch_propagate(cls, kind, _METHODS, lambda: _judge(cls, kind))
     try:
-        found = _functions(cls) + known.of_aggregation(kind) + known.by_propagate().find() + known.methods_of_torch()
-    except (AttributeError, KeyError):
+        verdict = watch.verdict()
+    except AttributeError:
         raise Fallback("a method of message passing is no plain function") from None
-    verdict = known.remembered(_verdicts, (cls, kind), found, _judge)
     if isinstance(verdict, str):
         raise Fallback(verdict)
     return verdict
 
 
-def _judge(classes: tuple[type, type]) -> Verdict | str:
-    cls, kind = classes
-    replaced = known.by_propagate().replaced() or known.replaced_in_torch() or known.replaced_in_aggregation(kind)
+def _judge(cls: type, kind: type) -> Verdict | str:
+    replaced = known.replaced_in_propagate(kind)
     if replaced:
         return f"{replaced} is not the known one"
     for name in known.METHODS:
