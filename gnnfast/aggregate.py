@@ -201,15 +201,15 @@ def spmm(graph: Graph, x: Tensor, weight: Tensor | None = None, reduce: str = "s
         x: ``[num_src, F]`` or ``[num_src, H, D]``; float32, float64, float16 or bfloat16. 16-bit types accumulate in float32.
         weight: ``[E]``, or ``[E, H]`` for three-dimensional ``x``; dtype and device of ``x``; in the edge order of the graph.
         reduce: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
-        ties: who gets the gradient of max and min: ``"even"`` (all edges that attain it share it, as PyG) or ``"first"`` (the
-            first such edge takes it, as DGL).
+        ties: who gets the gradient of max and min: ``"even"`` (all edges that attain it share it) or ``"first"`` (the first such
+            edge takes it, as in DGL).
 
     Returns:
         ``[num_dst, F]`` or ``[num_dst, H, D]``, the dtype of ``x``.
 
     Raises:
-        TypeError: ``graph`` is no Graph or ``x`` has an unsupported dtype.
-        ValueError: shapes, devices or dtypes do not fit together, or an unknown ``reduce`` or ``ties``.
+        TypeError: ``graph`` is no Graph, ``x`` or ``weight`` is no tensor, or ``x`` has an unsupported dtype.
+        ValueError: shapes, layouts, devices or dtypes do not fit together, or an unknown ``reduce`` or ``ties``.
         IndexError: an id of the graph is out of range (checked once, when the graph is first used).
         RuntimeError: gnnfast has no kernels for the device.
     """

@@ -13,7 +13,8 @@
 - What modules compute, and which functions are PyG's (:mod:`gnnfast.pyg.known`): by functions and their code objects.
 - Whatever a captured CUDA graph reads (:func:`keep_if_captured`): for ever, as its replays cannot be seen.
 
-*As it was* is everything that can be noticed without reading the elements (:func:`facts`). *Constant* excludes what changes without
+*As it was* is everything that can be noticed without reading the elements: version counter, dtype, shape, strides, address and
+storage. *Constant* excludes what changes without
 any of these: optimisers write into parameters unseen, so of a tensor that ever required a gradient nothing is derived and kept
 (:func:`is_constant`). Nothing that users can reach is shared: what they get is theirs alone.
 
@@ -42,31 +43,36 @@ _CHECKED = 16  # entries of the cache that are looked at whenever one grows
 _STRIDED = torch.strided
 
 
-def facts(t: Tensor) -> tuple[Any, ...]:
-    """What shows that a tensor has changed: version counter, dtype, shape, strides, address and storage. A subclass that holds its
-    data elsewhere has the version counter alone."""
-    if type(t) is Tensor and t.layout is _STRIDED:
-        return t._version, t.dtype, t.shape, t.stride(), t.data_ptr(), t.untyped_storage()._cdata
-    return (t._version,)
-
-
 class Seen:
     """A tensor as it was. With ``kept``, a dictionary that holds this under ``key``, it goes from there when the tensor dies."""
 
-    __slots__ = ("_facts", "_ref", "_storage")
+    __slots__ = ("_address", "_dtype", "_place", "_plain", "_ref", "_shape", "_storage", "_stride", "_version")
 
     def __init__(self, t: Tensor, kept: OrderedDict[Any, Any] | None = None, key: Hashable = None) -> None:
-        self._ref, self._facts = weakref.ref(t, None if kept is None else _dropper(weakref.ref(kept), key)), facts(t)
-        # Does not keep the memory, but the address of the storage from being used for another one.
-        self._storage = StorageWeakRef(t.untyped_storage()) if len(self._facts) > 1 else None
+        self._ref, self._version = weakref.ref(t, None if kept is None else _dropper(weakref.ref(kept), key)), t._version
+        self._plain = type(t) is Tensor and t.layout is _STRIDED  # subclasses and sparse tensors hold their data elsewhere
+        if self._plain:
+            self._dtype, self._shape, self._stride, self._address = t.dtype, t.shape, t.stride(), t.data_ptr()
+            # Does not keep the memory, but the address of the storage from being used for another one.
+            self._storage = StorageWeakRef(t.untyped_storage())
+            self._place = self._storage.cdata
 
     def still(self, t: Tensor) -> bool:
         """Whether ``t`` is the same object, unchanged."""
-        return self._ref() is t and self._facts == facts(t)
+        return self._ref() is t and self.unchanged(t)
 
     def unchanged(self, t: Tensor) -> bool:
         """Whether ``t`` has the same memory, unchanged: for parts of a sparse tensor, which are new objects whenever asked for."""
-        return facts(t) == self._facts
+        return t._version == self._version and (
+            not self._plain
+            or (
+                t.data_ptr() == self._address
+                and t.dtype is self._dtype
+                and t.shape == self._shape
+                and t.stride() == self._stride
+                and t.untyped_storage()._cdata == self._place
+            )
+        )
 
 
 def _dropper(holder: weakref.ref[OrderedDict[Any, Any]], key: Hashable) -> Callable[[Any], None]:

@@ -16,7 +16,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FunctionType, MethodDescriptorType, SimpleNamespace
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -43,7 +43,6 @@ FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
     (_BASIC, "MinAggregation.forward"): ("34c43c7dad33",),
     (_UTILS + "_scatter", "scatter"): ("b1128e34b90a", "7626d94c6de9", "ede961baa469"),
     (_UTILS + "_scatter", "broadcast"): ("addf5e12696c",),
-    (_UTILS + "_segment", "segment"): ("96f89d85ea8a",),
     (_UTILS + "sparse", "is_sparse"): ("613a5c6ed0c4",),
     (_UTILS + "sparse", "is_torch_sparse_tensor"): ("e47a6d6c2297", "03c7a9f8fa95"),
     ("torch_geometric._compile", "is_compiling"): ("e2a32301b52f",),
@@ -61,7 +60,6 @@ _BY_PROPAGATE = (
     (_MP, "is_sparse", (_UTILS + "sparse", "is_sparse")),
     (_UTILS + "sparse", "is_torch_sparse_tensor", (_UTILS + "sparse", "is_torch_sparse_tensor")),
     (_BASE, "scatter", (_UTILS + "_scatter", "scatter")),
-    (_BASE, "segment", (_UTILS + "_segment", "segment")),
     (_UTILS + "_scatter", "broadcast", (_UTILS + "_scatter", "broadcast")),
 )
 _BY_NORM = (
@@ -112,8 +110,15 @@ def watch_propagate(cls: type, kind: type, methods: tuple[str, ...], judge: Call
     """A verdict that depends on all that a class of message passing, with an aggregation of a kind, runs; of itself ``methods``."""
     places, paths = _named(_BY_PROPAGATE)
     paths += tuple(f"cls.{name}" for name in methods) + tuple(f"kind.{name}" for name in _OF_AGGREGATION)
-    others = (*(f"Tensor.{name}" for name in _OF_TENSOR), "Module.__call__")
-    return Watch({"cls": cls, "kind": kind, "Tensor": torch.Tensor, "Module": torch.nn.Module} | places, paths, others, judge)
+    return Watch({"cls": cls, "kind": kind, "Module": torch.nn.Module} | places, paths, ("Module.__call__",), judge)
+
+
+_of_tensor = torch.Tensor.__dict__.keys()  # follows the dictionary
+
+
+def replaced_in_tensor() -> bool:
+    """Whether methods of tensors that PyG calls have been replaced: torch's are those of a base class, which nobody can change."""
+    return not _of_tensor.isdisjoint(_OF_TENSOR)
 
 
 def replaced_in_propagate(kind: type) -> str:
@@ -122,9 +127,6 @@ def replaced_in_propagate(kind: type) -> str:
         where, cls = (_BASIC, kind.__name__) if name == "forward" else (_BASE, "Aggregation")
         if not is_known(inspect.getattr_static(kind, name), where, f"{cls}.{name}"):
             return f"{kind.__name__}.{name}"
-    for name in _OF_TENSOR:
-        if type(getattr(torch.Tensor, name)) is not MethodDescriptorType:
-            return f"torch.Tensor.{name}"
     if not _is_as_written(torch.nn.Module.__call__, "torch.nn.modules.module"):
         return "torch.nn.Module.__call__"
     return _replaced(_BY_PROPAGATE)

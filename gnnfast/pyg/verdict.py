@@ -61,6 +61,8 @@ def check_module(module: Any) -> Verdict:
         raise Fallback("hooks are registered on the aggregation")
     if torch.nn.modules.module._has_any_global_hook():
         raise Fallback("global module hooks are registered")
+    if known.replaced_in_tensor():
+        raise Fallback("a method of torch.Tensor is not the known one")
     watch = _verdicts.get((cls, kind))
     if watch is None:
         if len(_verdicts) >= _MOST:

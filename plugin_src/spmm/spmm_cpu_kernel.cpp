@@ -131,6 +131,7 @@ void backward_rows(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
           store(static_cast<T*>(p.dot) + id * heads + h, dot(self + f, x + source + f, segment));
           for (; f + L <= end; f += L) store_vector<L>(acc + f, load_vector<L>(acc + f) + w * load_vector<L>(x + source + f));
         }
+#pragma GCC ivdep  // acc is nobody else's
         for (; f < end; ++f) {
           A share = w * load(x + source + f);
           if constexpr (OP == kSumWhereEqual) {
