@@ -75,20 +75,23 @@ class Watch:
 
     __slots__ = ("_codes", "_find", "_find_codes", "_functions", "_ids", "_judge", "_places", "_verdict")
 
-    def __init__(self, places: dict[str, Any], paths: tuple[str, ...], others: tuple[str, ...], judge: Callable[[], Any]) -> None:
-        self._places, self._judge = SimpleNamespace(**places), judge
+    def __init__(self, places: dict[str, Any], paths: tuple[str, ...], judge: Callable[[], Any]) -> None:
+        self._places, self._find, self._judge = SimpleNamespace(**places), operator.attrgetter(*paths), judge
+        self._find_codes = operator.attrgetter(*(f"f{i}.__code__" for i in range(len(paths))))
         self._ids: tuple[int, ...] = ()
+        self._functions = SimpleNamespace()
         self._codes: Any = None
-        self._find = operator.attrgetter(*paths, *others)  # others are no functions of Python's and have no code object
-        self._find_codes = operator.attrgetter(*(f"{path}.__code__" for path in paths))
 
     def verdict(self) -> Any:
         """The verdict; judged anew if something has changed. Raises AttributeError if something is missing or no function."""
-        functions, codes = self._find(self._places), self._find_codes(self._places)
+        functions = self._find(self._places)
         ids = tuple(map(id, functions))  # proxies that wrap a function claim to equal it
-        if ids != self._ids or codes != self._codes:
-            self._verdict = self._judge()
-            self._ids, self._codes, self._functions = ids, codes, functions  # held, so that no other gets the id of one
+        if ids != self._ids:
+            # Held, so that no other gets the id of one, and at hand: their code objects are found there in half the time.
+            self._functions, self._ids, self._codes = SimpleNamespace(**{f"f{i}": f for i, f in enumerate(functions)}), ids, None
+        codes = self._find_codes(self._functions)
+        if codes != self._codes:
+            self._verdict, self._codes = self._judge(), codes
         return self._verdict
 
 
@@ -110,7 +113,7 @@ def watch_propagate(cls: type, kind: type, methods: tuple[str, ...], judge: Call
     """A verdict that depends on all that a class of message passing, with an aggregation of a kind, runs; of itself ``methods``."""
     places, paths = _named(_BY_PROPAGATE)
     paths += tuple(f"cls.{name}" for name in methods) + tuple(f"kind.{name}" for name in _OF_AGGREGATION)
-    return Watch({"cls": cls, "kind": kind, "Module": torch.nn.Module} | places, paths, ("Module.__call__",), judge)
+    return Watch({"cls": cls, "kind": kind, "Module": torch.nn.Module} | places, (*paths, "Module.__call__"), judge)
 
 
 _of_tensor = torch.Tensor.__dict__.keys()  # follows the dictionary
@@ -134,7 +137,7 @@ def replaced_in_propagate(kind: type) -> str:
 
 @functools.cache
 def _norm() -> Watch:
-    return Watch(*_named(_BY_NORM), (), lambda: _replaced(_BY_NORM))
+    return Watch(*_named(_BY_NORM), lambda: _replaced(_BY_NORM))
 
 
 def replaced_in_norm() -> str:
@@ -155,7 +158,7 @@ def is_linear(cls: type) -> bool:
     if watch is None:
         if cls.__name__ != "Linear" or cls.__module__ not in _LINEARS:
             return False
-        watch = _linears[cls] = Watch({"cls": cls}, ("cls.forward", "cls.forward"), (), lambda: _judge_linear(cls))
+        watch = _linears[cls] = Watch({"cls": cls}, ("cls.forward", "cls.forward"), lambda: _judge_linear(cls))
     try:
         return watch.verdict()
     except AttributeError:
