@@ -26,8 +26,8 @@ from torch_geometric.nn import GCNConv, GINConv, GraphConv, SAGEConv, SGConv
 
 import gnnfast
 from gnnfast import Graph, features, selector
-from gnnfast.config import settings
 from gnnfast.cache import cache
+from gnnfast.config import settings
 
 from . import graphs, tables, timing
 
