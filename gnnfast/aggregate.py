@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gnnfast import _native, autotune, features, sampling
-from gnnfast.cache import is_constant
+from gnnfast.cache import note_variable
 from gnnfast.config import STRATEGIES, Settings, settings
 from gnnfast.graph import Graph, Tuned, check_device, check_integer, check_tensor, saved_tensors_are_watched
 from gnnfast.reporting import ran
@@ -44,12 +44,14 @@ def aggregate(
     :mod:`gnnfast.features`). With ``copies``, the caller's user may write into ``x`` before the backward pass, as a framework
     allows that keeps gathered messages for it."""
     grad_enabled = torch.is_grad_enabled()
-    weight_grad = grad_enabled and weight is not None and not is_constant(weight) and weight.requires_grad
+    weight_grad = grad_enabled and weight is not None and weight.requires_grad
     needs_grad = weight_grad or (grad_enabled and x.requires_grad)
     if torch.compiler.is_compiling():  # compiled code holds one kernel, and is exact
         return _run(graph, x, weight, reduce, ties, empty, needs_grad, "gar", None)
     current = settings()
     sampling_asked = _samples(current)
+    if weight_grad and weight is not None:
+        note_variable(weight)
     if owner is not None and not x.requires_grad and not sampling_asked:
         compressed = features.try_aggregate(graph, x, weight, reduce, owner, place)
         if compressed is not None:

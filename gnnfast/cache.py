@@ -92,16 +92,17 @@ def is_constant(t: Tensor) -> bool:
     is no view of a tensor that does."""
     base = t if t._base is None else t._base
     if base.requires_grad or t.requires_grad:
-        note_variable(base)
+        note_variable(t)
         return False
     return id(base) not in _variables and type(base) is Tensor and not t.is_inference()
 
 
 def note_variable(t: Tensor) -> None:
-    """Remembers that a tensor required a gradient: an optimiser may write into it."""
-    key = id(t)
-    if t.is_leaf and key not in _variables:
-        _variables[key] = weakref.ref(t, lambda _: _variables.pop(key, None))
+    """Remembers that a tensor, or the one it is a view of, required a gradient: an optimiser may write into it."""
+    base = t if t._base is None else t._base
+    key = id(base)
+    if base.is_leaf and key not in _variables:
+        _variables[key] = weakref.ref(base, lambda _: _variables.pop(key, None))
 
 
 _captured: dict[int, Any] = {}
