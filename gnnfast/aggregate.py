@@ -57,6 +57,8 @@ def aggregate(
         if compressed is not None:
             return compressed
     if copies and (weight_grad or (needs_grad and reduce in ("max", "min"))):
+        if weight_grad and weight is not None and not x.requires_grad and reduce in ("max", "min"):
+            weight = weight.clone()
         x = x.clone(memory_format=torch.contiguous_format)  # [N, F], where the framework keeps [E, F]
     choice, tuned = choose(graph, x, reduce, needs_grad), None
     reason = choice.reason

@@ -101,7 +101,7 @@ def note_variable(t: Tensor) -> None:
     """Remembers that a tensor, or the one it is a view of, required a gradient: an optimiser may write into it."""
     base = t if t._base is None else t._base
     key = id(base)
-    if base.is_leaf and key not in _variables:
+    if type(base) is Tensor and base.is_leaf and key not in _variables:  # parameters are never constant anyway
         _variables[key] = weakref.ref(base, lambda _: _variables.pop(key, None))
 
 

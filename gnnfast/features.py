@@ -335,6 +335,7 @@ def spmm_sparse_features(graph: Graph, x: Tensor, weight: Tensor | None = None, 
     reason = unsupported(x)
     if reason:
         raise TypeError(reason)
+    check_tensor("x.values()", x.values())
     if x.dim() != 2 or x.shape[0] != graph.num_src:
         raise ValueError(f"x must have shape [{graph.num_src}, F], got {list(x.shape)}")
     if x.device != graph.device:

@@ -548,6 +548,20 @@ def check_tensor(name: str, t: Any) -> None:
     if t.layout is not torch.strided or t.is_nested:
         kind = "nested" if t.is_nested else str(t.layout)
         raise ValueError(f"{name} must be a dense tensor (torch.strided), got one of layout {kind}; convert it with .to_dense()")
+    if torch.autograd.forward_ad._current_level >= 0:
+        raise RuntimeError(f"gnnfast has no forward-mode derivatives, and {name} is used under forward-mode AD; use reverse mode")
+    if is_emptied(t):
+        raise ValueError(f"{name} has shape {list(t.shape)}, but its storage holds {t.untyped_storage().nbytes()} bytes")
+
+
+def is_emptied(t: Tensor) -> bool:
+    """Whether the storage of a plain tensor was made too small for it, as FSDP and offloading do."""
+    if torch.compiler.is_compiling() or type(t) not in (Tensor, torch.nn.Parameter) or t.is_meta or t._is_zerotensor():
+        return False
+    if not t.numel() or torch._C._functorch.is_functorch_wrapped_tensor(t):
+        return False
+    last = t.storage_offset() + sum((n - 1) * step for n, step in zip(t.shape, t.stride()))
+    return t.untyped_storage().nbytes() < (last + 1) * t.element_size()
 
 
 def check_ids(name: str, ids: Any, dim: int) -> Tensor:

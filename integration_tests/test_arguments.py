@@ -117,3 +117,18 @@ def test_messages_do_not_name_files_of_the_build(device):
         torch.ops.gnnfast.spmm(*args, torch.ones(3, device=device), None, torch.ones(2, 2, device=device).double(), False)
     assert str(error.value).startswith("gnnfast: weight must have dtype Double, got Float")
     assert ".h" not in str(error.value)
+
+
+def test_emptied_storage(device):
+    graph, x = Graph.from_csr(PTR.to(device), COL.to(device)), torch.rand(4, 3, device=device)
+    for name in ("x", "weight"):
+        empty = torch.rand(4, 3, device=device) if name == "x" else torch.rand(4, device=device)
+        empty.untyped_storage().resize_(4)
+        with pytest.raises(ValueError, match=f"{name} has shape .*, but its storage holds 4 bytes"):
+            gnnfast.spmm(graph, **({"x": x} | {name: empty}))
+
+
+def test_forward_mode_is_refused(device):
+    graph, x = Graph.from_csr(PTR.to(device), COL.to(device)), torch.rand(4, 3, device=device)
+    with pytest.raises(RuntimeError, match="gnnfast has no forward-mode derivatives"):
+        torch.func.jvp(lambda v: gnnfast.spmm(graph, v), (x,), (x,))

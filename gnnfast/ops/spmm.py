@@ -167,8 +167,9 @@ def _(*args: Any) -> Tensor:
 
 
 def _spmm_keep(ctx: Any, needs: Any, _: Any, weight: Any, weight_t: Any, x: Tensor, mean: bool, scale: Any) -> tuple[Any, ...]:
-    ctx.mean = mean
-    return weight, weight_t, x if needs[0] else None, scale
+    ctx.mean, ctx.weight_shape = mean, None if weight is None else weight.shape
+    # As the framework, keeps weights only for the gradient of x: else they may be written into.
+    return weight if needs[2] else None, weight_t if needs[2] else None, x if needs[0] else None, scale
 
 
 @wide_means
@@ -185,7 +186,8 @@ def _spmm_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) ->
     elif need_x:
         grad_x = run(_ops.spmm.default, *swap(graph), *swap_weights(weight, weight_t), grad, False)
     elif need_weight:
-        grad_weight = run(_ops.sddmm.default, *graph, grad, x, _heads(weight)).view_as(weight)
+        heads = ctx.weight_shape[1] if len(ctx.weight_shape) == 2 else 1
+        grad_weight = run(_ops.sddmm.default, *graph, grad, x, heads).view(ctx.weight_shape)
     return grad_weight, None, grad_x, None, None
 
 

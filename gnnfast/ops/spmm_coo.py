@@ -23,7 +23,9 @@ def _(row: Tensor, column: Tensor, weight: Tensor | None, x: Tensor, num_rows: i
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     row, column, weight, x, _, ctx.reduce = inputs
     ctx.num_sources = x.shape[0]
-    ctx.save_for_backward(row, column, weight, x if ctx.needs_input_grad[2] else None)
+    ctx.weight_shape = None if weight is None else weight.shape
+    needs_weight, needs_x = ctx.needs_input_grad[2:4]
+    ctx.save_for_backward(row, column, weight if needs_x else None, x if needs_weight else None)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -43,8 +45,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     elif ctx.needs_input_grad[3]:
         grad_x = _ops.spmm_coo(column, row, weight, grad, ctx.num_sources, 0)
     elif ctx.needs_input_grad[2]:
-        heads = weight.shape[1] if weight.dim() == 2 else 1
-        grad_weight = _ops.sddmm_coo(row, column, grad, x, heads).view_as(weight)
+        heads = ctx.weight_shape[1] if len(ctx.weight_shape) == 2 else 1
+        grad_weight = _ops.sddmm_coo(row, column, grad, x, heads).view(ctx.weight_shape)
     if half:
         grad_weight, grad_x = (None if t is None else t.half() for t in (grad_weight, grad_x))
     return None, None, grad_weight, grad_x, None, None

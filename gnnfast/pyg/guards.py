@@ -35,7 +35,7 @@ def operand(name: str, t: object) -> str:
     if t.layout is not _STRIDED:
         return f"{name} has layout {t.layout}"
     if (_CPU and t.is_cpu) or (_CUDA and t.is_cuda):
-        return ""
+        return f"the storage of {name} was emptied" if t.data_ptr() == 0 and t.numel() else ""
     return f"{name} is on {t.device.type}: {_native.missing(t.device.type)}"
 
 

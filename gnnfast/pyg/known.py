@@ -45,15 +45,15 @@ FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
     (_UTILS + "_scatter", "broadcast"): ("addf5e12696c",),
     (_UTILS + "sparse", "is_sparse"): ("613a5c6ed0c4",),
     (_UTILS + "sparse", "is_torch_sparse_tensor"): ("e47a6d6c2297", "03c7a9f8fa95"),
-    ("torch_geometric._compile", "is_compiling"): ("e2a32301b52f",),
-    ("torch_geometric._onnx", "is_in_onnx_export"): ("b0beba298749",),
     (_UTILS + "loop", "add_remaining_self_loops"): ("53072a9e6bf4",),
+    (_UTILS + "loop", "compute_loop_attr"): ("e135af98494f",),
     (_UTILS + "num_nodes", "maybe_num_nodes"): ("5c5a14a71ece",),
 }
 
 # What MessagePassing.propagate runs on a dense edge_index, besides message(), update() and the generated collect().
 METHODS = ("_check_input", "_set_size", "_index_select", "_index_select_safe", "_lift", "aggregate")
 _OF_AGGREGATION = ("__call__", "forward", "reduce")
+_OF_MODULE = ("Module.__call__", "Module._call_impl")
 _OF_TENSOR = ("index_select", "scatter_add_", "scatter_reduce_")
 # Functions that are looked up by name: (module, name there, module and name of the known function).
 _BY_PROPAGATE = (
@@ -66,6 +66,9 @@ _BY_NORM = (
     ("torch_geometric.nn.conv.gcn_conv", "add_remaining_self_loops", (_UTILS + "loop", "add_remaining_self_loops")),
     ("torch_geometric.nn.conv.gcn_conv", "maybe_num_nodes", (_UTILS + "num_nodes", "maybe_num_nodes")),
     ("torch_geometric.nn.conv.gcn_conv", "scatter", (_UTILS + "_scatter", "scatter")),
+    (_UTILS + "loop", "maybe_num_nodes", (_UTILS + "num_nodes", "maybe_num_nodes")),
+    (_UTILS + "loop", "compute_loop_attr", (_UTILS + "loop", "compute_loop_attr")),
+    (_UTILS + "_scatter", "broadcast", (_UTILS + "_scatter", "broadcast")),
 )
 
 
@@ -113,7 +116,8 @@ def watch_propagate(cls: type, kind: type, methods: tuple[str, ...], judge: Call
     """A verdict that depends on all that a class of message passing, with an aggregation of a kind, runs; of itself ``methods``."""
     places, paths = _named(_BY_PROPAGATE)
     paths += tuple(f"cls.{name}" for name in methods) + tuple(f"kind.{name}" for name in _OF_AGGREGATION)
-    return Watch({"cls": cls, "kind": kind, "Module": torch.nn.Module} | places, (*paths, "Module.__call__"), judge)
+    places |= {"cls": weakref.proxy(cls), "kind": kind, "Module": torch.nn.Module}  # classes are let go
+    return Watch(places, (*paths, *_OF_MODULE), judge)
 
 
 _of_tensor = torch.Tensor.__dict__.keys()  # follows the dictionary
@@ -130,9 +134,15 @@ def replaced_in_propagate(kind: type) -> str:
         where, cls = (_BASIC, kind.__name__) if name == "forward" else (_BASE, "Aggregation")
         if not is_known(inspect.getattr_static(kind, name), where, f"{cls}.{name}"):
             return f"{kind.__name__}.{name}"
-    if not _is_as_written(torch.nn.Module.__call__, "torch.nn.modules.module"):
-        return "torch.nn.Module.__call__"
-    return _replaced(_BY_PROPAGATE)
+    return replaced_in_module(torch.nn.Module) or _replaced(_BY_PROPAGATE)
+
+
+def replaced_in_module(cls: type) -> str:
+    """What calls the ``forward`` of a class of modules and is not torch's own; empty if nothing."""
+    for name in ("__call__", "_call_impl"):
+        if not _is_as_written(inspect.getattr_static(cls, name), "torch.nn.modules.module"):
+            return f"{cls.__name__}.{name}"
+    return ""
 
 
 @functools.cache
@@ -153,12 +163,13 @@ _linears: dict[type, Watch] = {}
 
 
 def is_linear(cls: type) -> bool:
-    """Whether a class is one of PyG's or torch's linear layers whose ``forward`` nobody has replaced."""
+    """Whether a class is PyG's or torch's linear layer, and nobody has replaced what its call runs."""
     watch = _linears.get(cls)
     if watch is None:
-        if cls.__name__ != "Linear" or cls.__module__ not in _LINEARS:
+        if cls.__module__ not in _LINEARS or getattr(sys.modules[cls.__module__], "Linear", None) is not cls:
             return False
-        watch = _linears[cls] = Watch({"cls": cls}, ("cls.forward", "cls.forward"), lambda: _judge_linear(cls))
+        watch = Watch({"cls": cls}, ("cls.forward", "cls.__call__", "cls._call_impl"), lambda: _judge_linear(cls))
+        _linears[cls] = watch
     try:
         return watch.verdict()
     except AttributeError:
@@ -170,7 +181,7 @@ _LINEARS = ("torch_geometric.nn.dense.linear", "torch.nn.modules.linear")
 
 def _judge_linear(cls: type) -> bool:
     forward = inspect.getattr_static(cls, "forward")
-    return is_dispatched(forward) or _is_as_written(forward, cls.__module__)
+    return (is_dispatched(forward) or _is_as_written(forward, cls.__module__)) and not replaced_in_module(cls)
 
 
 # ---- functions that PyG generates ----------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from gnnfast import features
 from gnnfast.aggregate import FEATURE_DTYPES, aggregate_linear
 from gnnfast.graph import saved_tensors_are_watched
 from gnnfast.patching import class_of, is_dispatched
-from gnnfast.pyg import guards, known
+from gnnfast.pyg import guards
+from gnnfast.pyg.known import is_linear
 from gnnfast.pyg.norm import make_normalising, sharing
 from gnnfast.pyg.propagate import graph_of
 from gnnfast.pyg.verdict import Fallback, check_module, module_hooks
@@ -341,4 +342,4 @@ def _known_reduction(known: Any, module: Any) -> str:
 def _plain(lin: Any) -> bool:
     """Whether calling ``lin`` is a product and a bias and nothing else."""
     own = lin.__dict__
-    return known.is_linear(type(lin)) and "forward" not in own and not any(module_hooks(own))
+    return is_linear(type(lin)) and "forward" not in own and "_call_impl" not in own and not any(module_hooks(own))

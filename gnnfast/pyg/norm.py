@@ -58,7 +58,7 @@ def make_gcn_norm(original: FunctionType) -> Any:
             return NotImplemented
         if edge_weight is not None and (guards.operand("edge_weight", edge_weight) or edge_weight.is_inference()):
             return NotImplemented
-        if guards.capturing(edge_index.device) or known.replaced_in_norm():
+        if type(num_nodes) not in (int, type(None)) or guards.capturing(edge_index.device) or known.replaced_in_norm():
             return NotImplemented
         if edge_weight is not None and not is_constant(edge_weight):
             # Weights must be computed anew; the structure is the same every time.
@@ -112,11 +112,12 @@ def keeps_to_itself(module: Any, cls: type) -> bool:
     own = module.__dict__
     if type(module) is not cls or own.get("cached") or saved_tensors_are_watched() or not own.keys().isdisjoint(_SEEING):
         return False
+    if not own.get("normalize", True):
+        return False  # the next call of gcn_norm would be somebody else's
     try:
-        check_module(module)
+        return check_module(module).update is None
     except Fallback:
         return False
-    return True
 
 
 _SEEING = ("propagate", "forward", "message_and_aggregate")

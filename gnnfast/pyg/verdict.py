@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import weakref
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from gnnfast.pyg import known
 from gnnfast.pyg.messages import SPECIAL, Message, recognise
 
 # Not propagate: PyG puts a bound one into the instance when an explainer was used, and it is the generated one that called here.
+_CALLED = ("forward", "reduce", "_call_impl")
 _METHODS = (*known.METHODS, "collect", "message", "update")
 _hooks = operator.itemgetter(
     *(
@@ -25,7 +27,8 @@ _hooks = operator.itemgetter(
 )
 module_hooks = operator.itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MOST = 4096  # verdicts that are remembered
-_verdicts: dict[tuple[type, type], known.Watch] = {}
+# By the id of a class, which is let go, with a reference that drops the verdict then; and by that of its aggregation.
+_verdicts: dict[tuple[int, type], tuple[known.Watch, weakref.ref[type]]] = {}
 
 
 class Fallback(Exception):
@@ -57,19 +60,16 @@ def check_module(module: Any) -> Verdict:
     if kind not in _reductions():
         raise Fallback(f"the aggregation is {kind.__name__}")
     aggregates = aggregation.__dict__
-    if any(module_hooks(aggregates)) or "forward" in aggregates or "reduce" in aggregates:
+    if any(module_hooks(aggregates)) or not aggregates.keys().isdisjoint(_CALLED):
         raise Fallback("hooks are registered on the aggregation")
     if torch.nn.modules.module._has_any_global_hook():
         raise Fallback("global module hooks are registered")
     if known.replaced_in_tensor():
         raise Fallback("a method of torch.Tensor is not the known one")
-    watch = _verdicts.get((cls, kind))
-    if watch is None:
-        if len(_verdicts) >= _MOST:
-            _verdicts.clear()
-        watch = _verdicts[cls, kind] = known.watch_propagate(cls, kind, _METHODS, lambda: _judge(cls, kind))
+    key = id(cls), kind
+    entry = _verdicts.get(key) or _watch(cls, kind, key)
     try:
-        verdict = watch.verdict()
+        verdict = entry[0].verdict()
     except AttributeError:
         raise Fallback("a method of message passing is no plain function") from None
     if isinstance(verdict, str):
@@ -77,7 +77,16 @@ def check_module(module: Any) -> Verdict:
     return verdict
 
 
-def _judge(cls: type, kind: type) -> Verdict | str:
+def _watch(cls: type, kind: type, key: tuple[int, type]) -> tuple[known.Watch, weakref.ref[type]]:
+    if len(_verdicts) >= _MOST:
+        _verdicts.clear()
+    holder = weakref.ref(cls, lambda _: _verdicts.pop(key, None) and None)
+    watch = known.watch_propagate(cls, kind, _METHODS, lambda: _judge(holder(), kind))
+    _verdicts[key] = watch, holder
+    return _verdicts[key]
+
+
+def _judge(cls: Any, kind: type) -> Verdict | str:
     replaced = known.replaced_in_propagate(kind)
     if replaced:
         return f"{replaced} is not the known one"

@@ -263,6 +263,78 @@ def test_user_code_within_a_layer_gets_copies(edge_index, x, device):
     assert relative_error(plain(x, edge_index), expected) < 1e-12
 
 
+def test_an_update_that_writes_into_the_weights(edge_index, x):
+    """update() sees the normalised weights: such a layer gets its own."""
+    from torch_geometric.typing import OptTensor
+
+    class Doubles(nn.LGConv):
+        def update(self, inputs: torch.Tensor, edge_weight: OptTensor) -> torch.Tensor:
+            if edge_weight is not None:
+                edge_weight.mul_(2)
+            return inputs
+
+    layer = Doubles()
+    for _ in range(3):
+        same(lambda: layer(x, edge_index))
+
+
+def test_hooks_within_a_layer_that_does_not_normalise(edge_index, x, device):
+    def norm():
+        return gcn_norm(edge_index, None, NODES, False, True, "source_to_target", x.dtype)
+
+    layer, expected = nn.TAGConv(F, 4, K=1, normalize=False).to(device, torch.float64), norm()[1].clone()
+
+    def write(module, inputs, out):
+        norm()[1].mul_(2)
+
+    layer.lins[0].register_forward_hook(write)
+    layer(x, edge_index)
+    assert relative_error(norm()[1], expected) < 1e-12
+
+
+def test_a_number_of_nodes_that_changes(edge_index):
+    nodes = torch.tensor(NODES)
+    assert gcn_norm(edge_index, None, nodes)[0].max() == NODES - 1
+    nodes.fill_(NODES + 5)
+    assert gcn_norm(edge_index, None, nodes)[0].max() == NODES + 4
+
+
+def test_parameters_can_be_swapped(edge_index, x, device):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.w = nn.GraphConv(F, 4), torch.nn.Parameter(torch.rand(EDGES))
+
+        def forward(self, x):
+            return self.conv(x, edge_index, self.w)
+
+    net = Net().to(device, torch.float64)
+    with torch.no_grad():
+        net(x)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        net.to(torch.float32)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert net(x.float()).dtype == torch.float32
+
+
+def test_classes_are_let_go(edge_index, x, device):
+    import gc
+    import weakref
+
+    def use():
+        class Own(nn.GraphConv):
+            pass
+
+        Own(F, 4).to(device, torch.float64)(x, edge_index)
+        return weakref.ref(Own)
+
+    gone = [use() for _ in range(3)]
+    gc.collect()
+    assert not any(ref() for ref in gone)
+
+
 # ---- recognition ---------------------------------------------------------------------------------------------------------------
 def test_a_message_replaced_in_place(edge_index, x):
     class Edited(Plain):
@@ -393,6 +465,27 @@ def test_parts_of_gcn_norm_replaced(name, edge_index, x, device, monkeypatch):
     same(lambda: conv(x, edge_index))
 
 
+def test_parts_further_down_of_gcn_norm_replaced(edge_index, monkeypatch):
+    import sys
+
+    gcn_norm(edge_index, None, NODES)
+    monkeypatch.setattr(sys.modules["torch_geometric.utils.loop"], "maybe_num_nodes", lambda index, n=None: NODES + 2)
+    found, expected = both(lambda: gcn_norm(edge_index, None, NODES)[0].double())
+    assert type(found) is type(expected) and (isinstance(found, tuple) or torch.equal(found, expected))
+
+
+@pytest.mark.parametrize("where", ["class __call__", "class _call_impl", "instance _call_impl", "Module _call_impl"])
+def test_calls_of_linear_parts_replaced(where, edge_index, x, device, monkeypatch):
+    conv = nn.GCNConv(F, 4).to(device, torch.float64)
+    for _ in range(3):
+        same(lambda: conv(x, edge_index))
+    place, name = where.split()
+    owner = {"class": type(conv.lin), "instance": conv.lin, "Module": torch.nn.Module}[place]
+    old = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args, **kwargs: 1.5 * old(*args, **kwargs))
+    same(lambda: conv(x, edge_index))
+
+
 def test_an_aggregation_that_is_exchanged(edge_index, x):
     layer = Plain(aggr="sum")
     for other in (aggr.MeanAggregation(), aggr.MaxAggregation(), aggr.SumAggregation(), aggr.StdAggregation()):
@@ -447,6 +540,32 @@ def test_features_written_after_the_call(name, change, kernel, edge_index, x, de
             return torch.cat([g.flatten() for g in grads if g is not None])
 
     same(run)
+
+
+@pytest.mark.parametrize("kernel", ["gas", "gar"])
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+def test_weights_written_after_the_call(reduce, kernel, edge_index, x, device):
+    """Where the features require no gradient PyG keeps no weights."""
+    layer, leaf = Weighted(aggr=reduce), torch.rand(EDGES, device=device, dtype=torch.float64, requires_grad=True)
+
+    def run():
+        with gnnfast.override(kernel=kernel):
+            w = leaf * 1
+            out = layer(x, edge_index, w)
+            w.mul_(2)
+            return torch.autograd.grad(out.sum(), leaf)[0]
+
+    same(run)
+
+
+def test_emptied_features_are_left_to_pyg(edge_index, x):
+    if x.is_cuda:
+        pytest.skip("PyG's own kernel reads the memory that is not there, which ends the process")
+    layer = Plain()
+    layer(x, edge_index)
+    x.untyped_storage().resize_(0)
+    with gnnfast.override(strict=True), pytest.raises(gnnfast.FallbackError, match="the storage of x was emptied"):
+        layer(x, edge_index)
 
 
 # ---- edges of the numbers ------------------------------------------------------------------------------------------------------
