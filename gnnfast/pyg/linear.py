@@ -59,7 +59,7 @@ def make_gcn_conv(original: FunctionType) -> Callable[..., Any]:
     known = class_of(original)
 
     def gcn_conv(module: Any, x: Any, edge_index: Any, edge_weight: Any) -> Any:
-        if guards.operand("x", x) or type(edge_index) is not Tensor or edge_index.layout is not torch.strided:
+        if guards.context() or guards.operand("x", x) or type(edge_index) is not Tensor or edge_index.layout is not torch.strided:
             return NotImplemented
         lin, bias = module.lin, module.bias
         if not _plain(lin) or lin.bias is not None or module.node_dim not in (-2, 0):

@@ -511,6 +511,15 @@ def test_dispatch_modes_see_the_frameworks_ops(edge_index, x):
     assert any("scatter_add" in name for name in mode.names)
 
 
+@pytest.mark.parametrize("make", [nn.GCNConv, nn.SAGEConv, nn.GraphConv, nn.TAGConv, nn.SGConv])
+def test_transforms_of_torch_func(make, edge_index, x, device):
+    conv, batch = make(F, 4).to(device, torch.float64), torch.stack([x, 2 * x])
+    conv(x, edge_index)
+    same(lambda: torch.vmap(lambda x: conv(x, edge_index))(batch))
+    same(lambda: torch.func.grad(lambda x: conv(x, edge_index).square().sum())(x))
+    same(lambda: torch.func.jvp(lambda x: conv(x, edge_index), (x,), (x,))[1])
+
+
 # ---- in-place use after the call -----------------------------------------------------------------------------------------------
 # name -> a layer, and whether it takes weights
 AFTER = {
