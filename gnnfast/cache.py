@@ -10,6 +10,9 @@
 - Draws, schedules and timed options (``Graph``), inverse permutations and degrees (``ops.convert.derived``): by the graph's own
   arrays, which nobody else holds and nothing writes. Let go with the graph.
 - The structure of DGL's graphs (``dgl.backend.structure``): by the ``HeteroGraphIndex``, which is immutable. Let go with it.
+- Which tensor a handed-out copy equals (:meth:`Cache.add_copy`): by the copy as it was. Let go with it.
+- Which tensors were seen to require a gradient (:func:`note_variable`): by the tensor, let go with it.
+- Code of patched functions (``patching._injected``): by function and the code object that it had.
 - What modules compute, and which functions are PyG's (:mod:`gnnfast.pyg.known`): by functions and their code objects.
 - Whatever a captured CUDA graph reads (:func:`keep_if_captured`): for ever, as its replays cannot be seen.
 
