@@ -3,6 +3,7 @@
 BENCHMARKS = {
     "spmm": "sparse-dense products beside cuSPARSE, MKL, DGL and gather-scatter",
     "layers": "whole PyG layers, forward and backward, with gnnfast on and off",
+    "host": "whole models on small graphs and graphs new in each step, with gnnfast on and off",
     "sampled": "accuracy and time of sampled inference, of your own model (--script) or of known ones",
     "sparse_features": "aggregations, products, layers and training on sparse node features, by density, beside dense ones and PyG",
     "calibrate": "what the selector decides by: GAS against conversion and GAR, and schedules",

@@ -1,9 +1,9 @@
 """Measures what the selector decides by, and how well it decides.
 
-    gnnfast bench calibrate --out benchmarks/results/NAME [--write gnnfast/calibration.json]
+    gnnfast bench calibrate --out benchmarks/results/NAME [--write gnnfast/dispatch/calibration.json]
 
 Seen once: GAS on COO against conversion and GAR, everything made in the call, over random graphs of growing size and average
-degree. The costs that gnnfast.selector compares are fitted to these times (non-negative least squares of relative errors).
+degree. The costs that gnnfast.dispatch.select compares are fitted to these times (non-negative least squares of relative errors).
 
 Seen again: on the graphs of the SpMM benchmark, what gnnfast does by itself against every candidate that GNNFAST_AUTOTUNE=1 tries.
 """
@@ -23,8 +23,10 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 import gnnfast
-from gnnfast import Graph, autotune, selector
-from gnnfast.graph import Tuned
+from gnnfast import Graph
+from gnnfast.dispatch import autotune
+from gnnfast.dispatch import select as selector
+from gnnfast.graph.plan import Tuned
 
 from . import graphs, tables, timing
 
@@ -37,7 +39,7 @@ CLOSE = 1.1  # a choice this many times slower than the best still counts as rig
 
 
 def seen_once(device: torch.device) -> list[tables.Row]:
-    """A forward pass over a graph that is used once, by GAS and by conversion and GAR."""
+    """A forward pass over a graph that is used once, by GAS and by conversion and GAR, and by GAR alone; the host's time counts."""
     rows = []
     for nodes in NODES:
         for degree in DEGREES:
@@ -52,18 +54,21 @@ def seen_once(device: torch.device) -> list[tables.Row]:
                         with gnnfast.override(kernel=kernel, schedule="off"):
                             once = lambda: gnnfast.spmm(Graph.from_edge_index(edge_index, nodes), x)  # noqa: E731
                             row[column] = timing.median_ms(once, device, 7, wall=True)
+                    with gnnfast.override(kernel="gar", schedule="off"):
+                        graph = Graph.from_edge_index(edge_index, nodes)
+                        row["GAR ms"] = timing.median_ms(lambda: gnnfast.spmm(graph, x), device, 7, wall=True)
                     rows.append(row | {"GAS / (convert + GAR)": row["GAS ms"] / row["convert + GAR ms"]})
     return rows
 
 
 def fit(rows: list[tables.Row]) -> dict[str, Any]:
-    """The coefficients of :class:`gnnfast.selector.Costs` for each itemsize."""
+    """The coefficients of :class:`gnnfast.dispatch.select.Costs` for each itemsize."""
     found: dict[str, Any] = {}
     for size in DTYPES:
         cells = [row for row in rows if row["itemsize"] == int(size)]
         values = np.array([_terms(row) for row in cells])
         found[size] = {}
-        for name, column in (("gas", "GAS ms"), ("convert_gar", "convert + GAR ms")):
+        for name, column in (("gas", "GAS ms"), ("convert_gar", "convert + GAR ms"), ("gar", "GAR ms")):
             milliseconds = np.array([row[column] for row in cells])
             coefficients, _ = nnls(values / milliseconds[:, None], np.ones(len(cells)))
             found[size][name] = [float(f"{c:.4g}") for c in coefficients]
@@ -163,7 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="gnnfast bench calibrate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", metavar="PATH", help="write PATH.json, PATH.md and PATH.svg")
-    parser.add_argument("--write", metavar="FILE", help="write the fitted costs, in the form of gnnfast/calibration.json")
+    parser.add_argument("--write", metavar="FILE", help="write the fitted costs, in the form of gnnfast/dispatch/calibration.json")
     parser.add_argument("--from", dest="source", metavar="RESULT.json", help="draw the chart again, measure nothing")
     options = parser.parse_args(arguments)
     if options.source:

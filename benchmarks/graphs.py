@@ -23,6 +23,7 @@ OTHER_SIZES = {"proteins": (132_534, 79_122_504, 0.86)}
 # raw files under GNNFAST_DATA
 REAL = {
     "cora": "planetoid/ind.cora.graph",
+    "citeseer": "planetoid/ind.citeseer.graph",
     "amazon-computers": "npz/amazon_electronics_computers.npz",
     "amazon-photo": "npz/amazon_electronics_photo.npz",
     "coauthor-physics": "npz/ms_academic_phy.npz",
@@ -197,9 +198,9 @@ def real_data(name: str) -> Any:
         for file in files:
             (root / target / file.name).symlink_to(file.resolve())
 
-    if name == "cora":
-        place("Cora/raw", *folder.glob("planetoid/ind.cora.*"))
-        data = Planetoid(str(root), "Cora")[0]
+    if name in ("cora", "citeseer"):
+        place(f"{name.capitalize()}/raw", *folder.glob(f"planetoid/ind.{name}.*"))
+        data = Planetoid(str(root), name.capitalize())[0]
     elif name.startswith("amazon-"):
         part = name.removeprefix("amazon-").capitalize()
         place(f"{part}/raw", folder / REAL[name])

@@ -192,7 +192,7 @@ def speed(device: torch.device) -> Iterator[tables.Row]:
             for strategy, most, w in itertools.product(STRATEGIES, WIDTHS, (weight, None)):
                 call = lambda: gnnfast.spmm_sampled(graph, x, w, width=most, strategy=strategy, seed=0)  # noqa: E731
                 ms = timing.median_ms(call, device)
-                _, draws = graph.draws(most)
+                _, draws = graph.draws.sizes(graph, most)
                 row: tables.Row = {"graph": name, "order": order, "F": width, "strategy": strategy, "S": most}
                 row["weighted"] = "no" if w is None else "yes"
                 row |= {"edges taken": draws / col.numel(), "sampled ms": ms, "exact ms": exact, "cuSPARSE ms": cusparse}
@@ -238,11 +238,11 @@ def training(device: torch.device, names: Iterable[str], seeds: int = 10, epochs
 
 def half_width(graph: Graph) -> int:
     """The width that keeps half of the edges, or as close as it gets."""
-    longest, _ = graph.draws(1)
+    longest, _ = graph.draws.sizes(graph, 1)
     low, high = 1, max(longest, 1)
     while low < high:
         middle = (low + high) // 2
-        low, high = (middle + 1, high) if 2 * graph.draws(middle)[1] < graph.num_edges else (low, middle)
+        low, high = (middle + 1, high) if 2 * graph.draws.sizes(graph, middle)[1] < graph.num_edges else (low, middle)
     return low
 
 
@@ -254,7 +254,7 @@ def rates(device: torch.device) -> Iterator[tables.Row]:
         graph = Graph.from_csr(rowptr, torch.zeros(int(rowptr[-1]), dtype=torch.int32, device=device))
         for width in WIDTHS:
             apart = sum(min(width, n) * k for n, k in zip(*(t.tolist() for t in degree.unique(return_counts=True))))
-            _, draws = graph.draws(width)
+            _, draws = graph.draws.sizes(graph, width)
             assert draws == apart, f"{name}: {draws} edges of at most {width} a row, {apart} by the histogram"
             yield {"graph": name, "S": width, "edges taken": draws / graph.num_edges, "by histogram": apart / graph.num_edges}
 

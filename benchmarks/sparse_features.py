@@ -1,6 +1,6 @@
 """Sparse node features: aggregations and products by density, and layers and training steps on raw bag-of-words features.
 
-    gnnfast bench sparse_features --device cuda --out benchmarks/results/NAME [--write gnnfast/calibration.json]
+    gnnfast bench sparse_features --device cuda --out benchmarks/results/NAME [--write gnnfast/dispatch/calibration.json]
 
 Aggregations compare the dense kernel with the one for sparse features; products (forward and the gradient of the weights) compare
 torch's dense product with gnnfast's sparse one. Both say what the selector chooses, by the calibration that --write writes if it is
@@ -25,9 +25,10 @@ from torch.nn.functional import cross_entropy, linear
 from torch_geometric.nn import GCNConv, GINConv, GraphConv, SAGEConv, SGConv
 
 import gnnfast
-from gnnfast import Graph, features, selector
+from gnnfast import Graph, features
 from gnnfast.cache import cache
 from gnnfast.config import settings
+from gnnfast.dispatch import select as selector
 
 from . import graphs, tables, timing
 
@@ -104,7 +105,7 @@ def crossover(rows: list[tables.Row]) -> float:
 
 
 def fit(rows: list[tables.Row]) -> dict[str, list[tuple[int, float]]]:
-    """:class:`gnnfast.selector.Density` for each itemsize."""
+    """:class:`gnnfast.dispatch.select.Density` for each itemsize."""
     widths = sorted({row["F"] for row in rows if row["features"] == "random"})
     return {
         itemsize: [(w, float(f"{max(crossover([r for r in rows if _is(r, itemsize, w)]), 1e-6):.3g}")) for w in widths]
@@ -276,7 +277,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS)
     parser.add_argument("--out", metavar="PATH", help="write PATH.json, PATH.md and PATH.svg")
-    parser.add_argument("--write", metavar="FILE", help="write this device's thresholds, as gnnfast/calibration.json has them")
+    parser.add_argument("--write", metavar="FILE", help="write the thresholds, as gnnfast/dispatch/calibration.json")
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
     for name in REAL:

@@ -11,8 +11,7 @@ from gnnfast.switch import disable, enable, is_enabled
 
 if _native.cpu.loaded:
     from gnnfast import ops  # noqa: F401  registers fake kernels and autograd formulas
-from gnnfast.aggregate import sddmm, spmm, spmm_sampled
-from gnnfast.features import spmm_sparse_features
+from gnnfast.functional import sddmm, spmm, spmm_sampled, spmm_sparse_features
 
 try:
     __version__ = version("gnnfast")

@@ -28,11 +28,12 @@ tensor was detached from.
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,19 +41,16 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from gnnfast.config import settings
 
-_CHECKED = 16  # entries of the cache that are looked at whenever one grows
-
-
 _STRIDED = torch.strided
 
 
 class Seen:
-    """A tensor as it was. With ``kept``, a dictionary that holds this under ``key``, it goes from there when the tensor dies."""
+    """A tensor as it was. ``gone`` is called when it dies."""
 
     __slots__ = ("_address", "_dtype", "_place", "_plain", "_ref", "_shape", "_storage", "_stride", "_version")
 
-    def __init__(self, t: Tensor, kept: OrderedDict[Any, Any] | None = None, key: Hashable = None) -> None:
-        self._ref, self._version = weakref.ref(t, None if kept is None else _dropper(weakref.ref(kept), key)), t._version
+    def __init__(self, t: Tensor, gone: Callable[[], None] | None = None) -> None:
+        self._ref, self._version = weakref.ref(t, None if gone is None else lambda _: gone()), t._version
         self._plain = type(t) is Tensor and t.layout is _STRIDED  # subclasses and sparse tensors hold their data elsewhere
         if self._plain:
             self._dtype, self._shape, self._stride, self._address = t.dtype, t.shape, t.stride(), t.data_ptr()
@@ -76,15 +74,6 @@ class Seen:
                 and t.untyped_storage()._cdata == self._place
             )
         )
-
-
-def _dropper(holder: weakref.ref[OrderedDict[Any, Any]], key: Hashable) -> Callable[[Any], None]:
-    def drop(_: Any) -> None:
-        kept = holder()
-        if kept is not None:
-            kept.pop(key, None)
-
-    return drop
 
 
 _variables: dict[int, weakref.ref[Tensor]] = {}
@@ -118,16 +107,40 @@ def keep_if_captured(value: object) -> None:
         _captured[id(value)] = value
 
 
+class Held:
+    """A value that grows while it is kept: ``nbytes`` is always up to date, and ``account`` (what holds it, at last the cache) is
+    told of each change, so that nobody has to look at all values to know what they take."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.account: Any = None
+        self.entries = 0  # of the cache
+
+    def grew(self, nbytes: int) -> None:
+        """Called with what has been made; negative for what has been dropped."""
+        self.nbytes += nbytes
+        if self.account is not None:
+            self.account.grew(nbytes)
+
+
+class _Entry(NamedTuple):
+    seen: tuple[Seen, ...]
+    parts: tuple[Seen, ...]
+    value: Any
+
+
 class Cache:
     """Values found again by tensors: an entry holds while each of them lives and is as it was.
 
-    The least recently used entries are dropped when the bytes of all values exceed the budget. Thread-safe.
+    The least recently used entries are dropped when the bytes of all values exceed the budget. Every change takes constant time.
+    Thread-safe.
     """
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[Hashable, tuple[tuple[Seen, ...], tuple[Seen, ...], Any]] = OrderedDict()
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._lock = threading.RLock()
-        self.hits = self.misses = self.evictions = self._unchecked = 0
+        self.hits = self.misses = self.evictions = 0
+        self.nbytes = 0  # of the values
 
     def find(self, tensors: tuple[Tensor, ...], key: Hashable, parts: tuple[Tensor, ...] = ()) -> Any:
         """The value for these tensors, their ``parts`` and ``key``, or ``None``."""
@@ -135,17 +148,17 @@ class Cache:
         entry = self._entries.get(full_key)
         if entry is None:
             return None
-        for seen, t in zip(entry[0], tensors):
+        for seen, t in zip(entry.seen, tensors):
             if not seen.still(t):
                 return None
-        for seen, t in zip(entry[1], parts):
+        for seen, t in zip(entry.parts, parts):
             if not seen.unchanged(t):
                 return None
         try:
             self._entries.move_to_end(full_key)
         except KeyError:
-            return entry[2]  # dropped by another thread; the value is good all the same
-        return entry[2]
+            return entry.value  # dropped by another thread; the value is good all the same
+        return entry.value
 
     def get(self, tensors: tuple[Tensor, ...], key: Hashable, build: Callable[[], Any], parts: tuple[Tensor, ...] = ()) -> Any:
         """The value for these tensors and ``key``, built if there is none. Not kept for inference tensors, which have no version
@@ -159,10 +172,17 @@ class Cache:
         if any(t.is_inference() for t in tensors):
             return value
         full_key = (*map(id, tensors), key)
+        myself = weakref.ref(self)  # a cache must not live as long as the tensors
+
+        def gone() -> None:
+            cache = myself()
+            if cache is not None:
+                cache._drop(full_key)
+
         with self._lock:
-            seen = tuple(Seen(t, self._entries, full_key) for t in tensors)
-            self._entries[full_key] = seen, tuple(map(Seen, parts)), value
-        self.grew()
+            self._drop(full_key)
+            self._entries[full_key] = _Entry(tuple(Seen(t, gone) for t in tensors), tuple(map(Seen, parts)), value)
+            self._count(value, 1)
         return value
 
     def add_copy(self, copy: Tensor, origin: Tensor) -> None:
@@ -174,17 +194,29 @@ class Cache:
         found = self.find((copy,), "copy")
         return None if found is None else found.tensor
 
-    def grew(self) -> None:
-        """Drops old entries while the values exceed the budget. Many entries are looked at only when some more have grown, or the
-        looking would take time with the square of their number."""
+    def _drop(self, full_key: Hashable) -> None:
         with self._lock:
-            self._unchecked += 1
-            if self._unchecked * _CHECKED < len(self._entries):
-                return
-            self._unchecked = 0
-            while len(self._entries) > 1 and self.nbytes > self.budget():
-                self._entries.popitem(last=False)
-                self.evictions += 1
+            entry = self._entries.pop(full_key, None)
+            if entry is not None:
+                self._count(entry.value, -1)
+
+    def _count(self, value: Any, sign: int) -> None:
+        """A value has got one entry more, or less."""
+        if hasattr(value, "entries"):  # Held, and graphs by their edges
+            value.entries += sign
+            if value.entries > (sign > 0):
+                return  # counted by another entry
+            value.account = self if sign > 0 else None
+        self.grew(sign * nbytes_of(value))
+
+    def grew(self, nbytes: int) -> None:
+        """Called when a value has grown: drops old entries while all exceed the budget."""
+        with self._lock:
+            self.nbytes += nbytes
+            if nbytes > 0 and self.nbytes > self.budget():
+                while len(self._entries) > 1 and self.nbytes > self.budget():
+                    self._drop(next(iter(self._entries)))
+                    self.evictions += 1
 
     def budget(self) -> int:
         """Bytes the values may take: ``GNNFAST_CACHE_MB``, else a quarter of the memory of the device in use."""
@@ -192,18 +224,13 @@ class Cache:
         if megabytes is not None:
             return megabytes << 20
         if torch.cuda.is_available() and torch.cuda.is_initialized():
-            return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory // 4
+            return _device_memory(torch.cuda.current_device()) // 4
         return _host_memory() // 4
 
     @property
     def values(self) -> list[Any]:
         """The values, each once."""
-        return list({id(value): value for *_, value in list(self._entries.values())}.values())
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the values."""
-        return sum(map(nbytes_of, self.values))
+        return list({id(entry.value): entry.value for entry in list(self._entries.values())}.values())
 
     @property
     def schedule_nbytes(self) -> int:
@@ -216,7 +243,8 @@ class Cache:
     def clear(self) -> None:
         """Forgets everything."""
         with self._lock:
-            self._entries.clear()
+            while self._entries:
+                self._drop(next(iter(self._entries)))
 
 
 class _Origin:
@@ -233,6 +261,12 @@ def nbytes_of(value: Any) -> int:
     return getattr(value, "nbytes", 0)
 
 
+@functools.cache
+def _device_memory(device: int) -> int:
+    return torch.cuda.get_device_properties(device).total_memory
+
+
+@functools.cache
 def _host_memory() -> int:
     import os
 

@@ -9,10 +9,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from gnnfast.types import STRATEGIES
+
 BACKENDS = ("pyg", "dgl")
 KERNELS = ("auto", "gas", "gar", "sampled")
 SCHEDULES = ("auto", "off", "degree", "locality")
-STRATEGIES = ("bucket", "fastrand", "random")  # in the order of SampleStrategy in plugin_src/spmm_sampled/draw.h
 # Those that act on a call.
 CALL_SETTINGS = (
     "kernel",

@@ -16,17 +16,20 @@ import torch
 from torch import Tensor
 
 from gnnfast import _native
-from gnnfast.cache import Seen, cache, is_constant, keep_if_captured
+from gnnfast.cache import Held, Seen, cache, is_constant, keep_if_captured, nbytes_of
 from gnnfast.config import settings
-from gnnfast.graph import Graph, _nbytes, check_device, check_tensor, saved_tensors_are_watched
+from gnnfast.dispatch.calls import arguments, count
+from gnnfast.dispatch.select import SparseChoice, densities, sparse_pays
+from gnnfast.graph import Graph
+from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.reporting import measured, ran
-from gnnfast.selector import SparseChoice, densities, sparse_pays
+from gnnfast.types import FEATURE_DTYPES
+from gnnfast.unsupported import CAPTURING, Unsupported
 
 if _native.cpu.loaded:
     from gnnfast.ops.spmm import GRAPH_ARGS, SPMM, call
     from gnnfast.ops.spmm_sparse_features import PRODUCT, SPARSE_FEATURES
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 MIN_WIDTH, MIN_ELEMENTS = 128, 1 << 18  # smaller features cost next to nothing dense
 _SIGHTINGS = 256  # remembered at a time
 _TO_CSR = {
@@ -35,14 +38,7 @@ _TO_CSR = {
 }
 
 
-class CapturingError(Exception):
-    """Something is to be made while a CUDA graph is captured, and would have no values before the replay."""
-
-    def __init__(self) -> None:
-        super().__init__("a CUDA graph is being captured and these features are not compressed yet; run twice before capturing")
-
-
-class Features:
+class Features(Held):
     """A compressed ``[N, F]`` matrix: ``rowptr [N + 1]`` and ``col [stored]``, int32, with columns ascending and none twice within
     a row, and ``values [stored]``.
 
@@ -53,14 +49,18 @@ class Features:
     def __init__(
         self, shape: tuple[int, int], rowptr: Tensor, col: Tensor, values: Tensor | None, slot: Tensor | None = None
     ) -> None:
+        super().__init__()
         self.shape, self.rowptr, self.col, self.values, self.slot = shape, rowptr, col, values, slot
+        self.grew(sum(map(nbytes_of, (rowptr, col, values, slot))))
 
     @classmethod
     def from_dense(cls, x: Tensor) -> Features:
         """The entries of ``x [N, F]`` that are not zero (NaN is not zero)."""
         with torch.no_grad(), torch.inference_mode(False):
-            csr = x.detach().to_sparse_csr()
-            return cls((x.shape[0], x.shape[1]), csr.crow_indices().int(), csr.col_indices().int(), csr.values())
+            stored = x.detach() != 0
+            rowptr = torch.cat([stored.new_zeros(1, dtype=torch.int64), stored.sum(1).cumsum(0)])
+            col = stored.nonzero()[:, 1]
+            return cls((x.shape[0], x.shape[1]), rowptr.int(), col.int(), x.detach()[stored])
 
     @classmethod
     def from_csr(cls, x: Tensor) -> Features:
@@ -87,7 +87,7 @@ class Features:
 
     @classmethod
     def of_csr(cls, x: Tensor) -> Features:
-        """The same, kept as long as ``x`` lives and is not changed. Raises CapturingError if it cannot be made now."""
+        """The same, kept as long as ``x`` lives and is not changed. Raises Unsupported if it cannot be made now."""
         parts = x.crow_indices(), x.col_indices()
         features: Features = cache.get((x,), "features", lambda: _unless_capturing(x, cls.from_csr), parts)
         if x.is_cuda:
@@ -104,49 +104,51 @@ class Features:
     @cached_property
     def graph(self) -> Graph:
         """The matrix as a graph from its columns to its rows: the product with dense weights is an aggregation over it."""
-        return Graph.from_csr(self.rowptr, self.col, num_src=self.shape[1])
+        graph = Graph.from_csr(self.rowptr, self.col, num_src=self.shape[1])
+        self.grew(graph.nbytes)
+        graph.account = self
+        return graph
 
     @cached_property
     def values_t(self) -> Tensor:
         """The values in the order of the transpose."""
         assert self.values is not None
         perm = self.graph.csc.perm
-        return self.values if perm is None else self.values.index_select(0, perm)
+        if perm is None:
+            return self.values
+        made = self.values.index_select(0, perm)
+        self.grew(made.nbytes)
+        return made
 
     def graph_for(self, csc: bool) -> Graph:
-        """:attr:`graph` with the formats that a product, and with ``csc`` its gradient, need. Raises CapturingError if they cannot
+        """:attr:`graph` with the formats that a product, and with ``csc`` its gradient, need. Raises Unsupported if they cannot
         be made now."""
         if "graph" not in self.__dict__ or not self.graph.has(csc):
-            _unless_capturing(self.col, lambda _: self.graph.args(csc))
+            _unless_capturing(self.col, lambda _: self.graph.args(csc, exact=True))
         return self.graph
 
     def product(self, csc: bool, row_bytes: int, values: Tensor | None = None) -> tuple[Any, ...]:
         """What the product with ``row_bytes`` of weights a column takes before the weights, with ``csc`` that of its gradient too;
-        with ``values``, those are used. Raises CapturingError if it cannot be made now."""
+        with ``values``, those are used. Raises Unsupported if it cannot be made now."""
         graph = self.graph_for(csc)
         if values is not None:
-            return *graph.args(csc, row_bytes), values, None
+            return *graph.args(csc, row_bytes, exact=True), values, None
         if csc and "values_t" not in self.__dict__:
             _unless_capturing(self.col, lambda _: self.values_t)
-            cache.grew()
-        return *graph.args(csc, row_bytes, permuted=False), self.values, self.values_t if csc else None
+        return *graph.args(csc, row_bytes, permuted=False, exact=True), self.values, self.values_t if csc else None
 
     @property
     def density(self) -> float:
         """The share of entries that are stored."""
         return self.col.numel() / max(self.shape[0] * self.shape[1], 1)
 
-    @property
-    def nbytes(self) -> int:
-        # The graph holds rowptr and col themselves.
-        structure = self.graph.nbytes if "graph" in self.__dict__ else self.rowptr.nbytes + self.col.nbytes
-        return structure + _nbytes(t for t in (self.values, self.slot, self.__dict__.get("values_t")) if t is not None)
-
     def __repr__(self) -> str:
         return f"Features({list(self.shape)}, density={self.density:.2%})"
 
 
-def aggregate(graph: Graph, features: Features, weight: Tensor | None, reduce: str, values: Tensor | None = None) -> Tensor:
+def aggregate(
+    graph: Graph, features: Features, weight: Tensor | None, reduce: str, place: str, reason: str, values: Tensor | None = None
+) -> Tensor:
     """``[num_dst, F]``: the sum or mean of the features of each node's in-neighbours, on unchecked operands. ``values`` of features
     that have none."""
     x = features.values if values is None else values
@@ -154,22 +156,21 @@ def aggregate(graph: Graph, features: Features, weight: Tensor | None, reduce: s
     grad_enabled = torch.is_grad_enabled()
     csc = grad_enabled and x.requires_grad
     weighted_grad = grad_enabled and weight is not None and weight.requires_grad
-    permuted = True
-    if weight is not None and not csc and not weighted_grad:
-        in_slots = graph.slot_weights(weight, False)
-        if in_slots is not None:
-            weight, permuted = in_slots[0], False
-    arguments = (weight, features.rowptr, features.col, x, features.shape[1], reduce == "mean")
-    graph.uses += 1
-    return call(SPARSE_FEATURES, csc or weighted_grad, graph.args(csc, permuted=permuted), *arguments)
+    if csc or weighted_grad:
+        args = graph.args(csc, exact=True)
+    else:
+        args, weight, _ = arguments(graph, weight, False, exact=True)
+    operands = (weight, features.rowptr, features.col, x, features.shape[1], reduce == "mean")
+    count(graph, place, f"sparse features {reduce}", reason, x.nbytes)
+    return call(SPARSE_FEATURES, csc or weighted_grad, args, *operands)
 
 
 def multiply(features: Features, weight: Tensor, values: Tensor | None = None) -> Tensor:
     """``[N, O]``: the features times the transpose of dense ``weight [O, F]``, on unchecked operands. ``values`` of features that
-    have none. Raises CapturingError."""
+    have none. Raises Unsupported."""
     grad_enabled, row_bytes = torch.is_grad_enabled(), weight.shape[0] * weight.element_size()
     if values is not None and values.requires_grad and grad_enabled:
-        args = features.graph_for(True).args(True, row_bytes)
+        args = features.graph_for(True).args(True, row_bytes, exact=True)
         return call(SPMM, True, args, values, None, weight.t().contiguous(), False, None)
     csc = grad_enabled and weight.requires_grad
     product = features.product(csc, row_bytes, values)
@@ -177,18 +178,15 @@ def multiply(features: Features, weight: Tensor, values: Tensor | None = None) -
 
 
 # ---- constant dense features ---------------------------------------------------------------------------------------------------
-class Measured:
+class Measured(Held):
     """The density of a tensor that is a constant, and its compressed copy once somebody wants it."""
 
     def __init__(self, x: Tensor) -> None:
+        super().__init__()
         self.features: Features | None = None
         self.choices: dict[Any, SparseChoice] = {}
         self.density = int(x.detach().count_nonzero()) / x.numel()
         self._entry = measured(list(x.shape), str(x.dtype).removeprefix("torch."), self.density)
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.features is None else self.features.nbytes
 
     def compressed(self, x: Tensor) -> Features | None:
         """The copy, with its transpose counted in, if the cache can hold it."""
@@ -196,9 +194,10 @@ class Measured:
             if 2 * self.density * x.numel() * (8 + x.element_size()) > cache.budget():
                 self._entry["state"] = "dense: a compressed copy would not fit the cache (GNNFAST_CACHE_MB)"
                 return None
-            self.features = _unless_capturing(x, Features.from_dense)
+            features = self.features = _unless_capturing(x, Features.from_dense)
             self._entry["state"] = "compressed"
-            cache.grew()
+            features.account = self
+            self.grew(features.nbytes)
         return self.features
 
 
@@ -214,7 +213,7 @@ def eligible(x: Tensor) -> bool:
         or x.shape[1] < MIN_WIDTH
         or x.numel() < MIN_ELEMENTS
         or x.layout is not torch.strided
-        or x.dtype not in DTYPES
+        or x.dtype not in FEATURE_DTYPES
         or not is_constant(x)
         or torch.compiler.is_compiling()
         or settings().feature_density_threshold == 0
@@ -239,13 +238,13 @@ def measure(x: Tensor, owner: object, what: str) -> Measured | None:
         return None
     try:
         return cache.get((x,), "density", lambda: _unless_capturing(x, Measured))  # type: ignore[no-any-return]
-    except CapturingError:
+    except Unsupported:
         return None
 
 
 def _unless_capturing(x: Tensor, make: Callable[[Tensor], Any]) -> Any:
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise CapturingError
+        raise Unsupported(CAPTURING)
     with torch.no_grad(), torch.inference_mode(False):
         return make(x)
 
@@ -274,8 +273,7 @@ def try_aggregate(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, o
     chosen = find(x, owner, "aggregate")
     if chosen is None:
         return None
-    ran(place, f"sparse features {reduce}", chosen[1])
-    return aggregate(graph, chosen[0], weight, reduce)
+    return aggregate(graph, chosen[0], weight, reduce, place, chosen[1])
 
 
 def try_multiply(x: Tensor, weight: Tensor, owner: object, place: str) -> Tensor | None:
@@ -285,7 +283,7 @@ def try_multiply(x: Tensor, weight: Tensor, owner: object, place: str) -> Tensor
         return None
     try:
         out = multiply(chosen[0], weight)
-    except CapturingError:
+    except Unsupported:
         return None
     ran(place, "sparse product", chosen[1])
     return out
@@ -300,70 +298,21 @@ def find(x: Tensor, owner: object, what: str) -> tuple[Features, str] | None:
     choice = choose(x, found, what)
     try:
         features = found.compressed(x) if choice.sparse else None
-    except CapturingError:
+    except Unsupported:
         return None
     return None if features is None else (features, choice.reason)
 
 
 # ---- features given as torch.sparse_csr ----------------------------------------------------------------------------------------
-def spmm_sparse_features(graph: Graph, x: Tensor, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
-    r"""Aggregates sparse features of each node's in-neighbours into a dense result:
-    :math:`y_i = \mathrm{reduce}_{e: j \to i} \, w_e \, x_j`.
-
-    The cost grows with the stored entries of ``x`` instead of its size (Kim et al., IEEE Access 2022, Algorithm 2).
-    Differentiable twice in ``weight`` and, where ``x.requires_grad``, in ``x.values()``. Nodes without in-edges get 0. Entries that
-    are not stored count as nothing: a weight that is infinite or NaN does not turn them into NaN, as it would a stored zero.
-
-    Args:
-        graph: ``num_src`` sources, ``num_dst`` destinations, ``E`` edges.
-        x: ``[num_src, F]`` in the layout ``torch.sparse_csr``; float32, float64, float16 or bfloat16. 16-bit types accumulate in
-            float32. Entries stored several times are added.
-        weight: ``[E]``; dtype and device of ``x``; in the edge order of the graph.
-        reduce: ``"sum"`` or ``"mean"``.
-
-    Returns:
-        ``[num_dst, F]``, dense, the dtype of ``x``.
-
-    Raises:
-        TypeError: ``graph`` is no Graph, or ``x`` is not a ``torch.sparse_csr`` tensor of a supported dtype.
-        ValueError: shapes, devices or dtypes do not fit together, or an unknown ``reduce``.
-        IndexError: an index of the graph or of ``x`` is out of range (checked once, when each is first used).
-        RuntimeError: gnnfast has no kernels for the device.
-    """
-    if not isinstance(graph, Graph):
-        raise TypeError(f"graph must be a gnnfast.Graph, got {type(graph).__name__}; build one with Graph.from_edge_index(...)")
-    reason = unsupported(x)
-    if reason:
-        raise TypeError(reason)
-    check_tensor("x.values()", x.values())
-    if x.dim() != 2 or x.shape[0] != graph.num_src:
-        raise ValueError(f"x must have shape [{graph.num_src}, F], got {list(x.shape)}")
-    if x.device != graph.device:
-        raise ValueError(f"x is on {x.device} but the graph is on {graph.device}; move one of them")
-    if not isinstance(reduce, str) or reduce not in ("sum", "mean"):
-        raise ValueError(f"reduce must be sum or mean for sparse features, got {reduce!r}; gnnfast.spmm has max and min")
-    if weight is not None:
-        check_tensor("weight", weight)
-        if weight.shape != (graph.num_edges,):
-            raise ValueError(
-                f"weight must have shape [{graph.num_edges}] (one value per edge), got {list(weight.shape)}; gnnfast.spmm takes "
-                "weights per head"
-            )
-        if weight.dtype != x.dtype or weight.device != x.device:
-            raise ValueError(f"weight must be {x.dtype} on {x.device}, as x is, got {weight.dtype} on {weight.device}")
-    check_device("x", x)
-    return aggregate_csr(graph, x, weight, reduce, "gnnfast.spmm_sparse_features")
-
-
 def aggregate_csr(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, place: str) -> Tensor:
-    """:func:`spmm_sparse_features` on unchecked operands. Raises CapturingError."""
+    """:func:`spmm_sparse_features` on unchecked operands. Raises Unsupported."""
     features = Features.of_csr(x)
-    ran(place, f"sparse features {reduce}", f"x is torch.sparse_csr, density {features.density:.2%}")
-    return aggregate(graph, features, weight, reduce, features.values_of(x))
+    reason = f"x is torch.sparse_csr, density {features.density:.2%}"
+    return aggregate(graph, features, weight, reduce, place, reason, features.values_of(x))
 
 
 def multiply_csr(x: Tensor, weight: Tensor, place: str) -> Tensor:
-    """``x @ weight.t()`` for ``weight [O, F]``, on unchecked operands. Raises CapturingError."""
+    """``x @ weight.t()`` for ``weight [O, F]``, on unchecked operands. Raises Unsupported."""
     features = Features.of_csr(x)
     out = multiply(features, weight, features.values_of(x))
     ran(place, "sparse product", f"x is torch.sparse_csr, density {features.density:.2%}")
@@ -377,7 +326,7 @@ def unsupported(x: Tensor) -> str:
     if x.layout is not torch.sparse_csr:
         hint = _TO_CSR.get(x.layout, "x.to_sparse_csr() converts it")
         return f"x has layout {x.layout}; sparse features are taken as torch.sparse_csr ({hint})"
-    if x.dtype not in DTYPES:
+    if x.dtype not in FEATURE_DTYPES:
         return f"x has dtype {x.dtype}; accepted are float32, float64, float16 and bfloat16"
     if x.dim() == 2 and x.values().dim() != 1:
         return f"x stores entries of shape {list(x.values().shape[1:])}; accepted are single numbers"

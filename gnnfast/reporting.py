@@ -91,21 +91,32 @@ class Report:
 _counts = Report()
 _lock = threading.Lock()
 _MOST = 1000  # distinct lines kept; classes made in a loop must not grow the report without bound
-_DEBUG = settings().log == "debug"
-_calls: dict[tuple[str, str, str], itertools.count[int]] = {}  # the next number of calls; what Report.kernels shows
+_LOG = settings().log
+# The next number of calls: what Report.kernels and Report.fallbacks show.
+_calls: dict[tuple[str, str, str], itertools.count[int]] = {}
+_fallbacks: dict[tuple[str, str], itertools.count[int]] = {}
 
 
 def ran(place: str, kernel: str, reason: str) -> None:
     """Counts a call that a kernel served."""
-    key = (place, kernel, reason)
-    calls = _calls.get(key)
-    if calls is None:
-        if len(_calls) >= _MOST:
-            return
-        calls = _calls.setdefault(key, itertools.count(1))
-    next(calls)  # which no other thread can come between
-    if _DEBUG:
+    _count(_calls, (place, kernel, reason))
+    if _LOG == "debug":
         _emit(f"{place}: {kernel} ({reason})")
+
+
+def _count(counts: dict[Any, itertools.count[int]], key: tuple[str, ...]) -> bool:
+    """Counts without a lock: no other thread can come between ``next``. Returns whether it is the first time."""
+    calls = counts.get(key)
+    if calls is not None:
+        next(calls)
+        return False
+    if len(counts) < _MOST:
+        next(counts.setdefault(key, itertools.count(1)))
+    return True
+
+
+def _numbers(counts: dict[Any, itertools.count[int]]) -> Counter[Any]:
+    return Counter({key: int(repr(calls)[len("count(") : -1]) - 1 for key, calls in list(counts.items())})
 
 
 def sampled(edges: int, draws: int) -> None:
@@ -144,12 +155,8 @@ def fell_back(place: str, reason: str) -> None:
     current = settings()
     if current.strict:
         raise FallbackError(f"gnnfast would leave {place} to the framework: {reason} (GNNFAST_STRICT=1 makes this an error)")
-    key = (place, reason)
-    with _lock:
-        new = key not in _counts.fallbacks
-        if not new or len(_counts.fallbacks) < _MOST:
-            _counts.fallbacks[key] += 1
-    if (new and current.log == "info") or current.log == "debug":
+    new = _count(_fallbacks, (place, reason))
+    if _LOG != "off" and (new or _LOG == "debug"):
         _emit(f"{place} runs on the framework's own path: {reason}")
 
 
@@ -181,8 +188,7 @@ def report() -> Report:
     with _lock:
         patches = {k: dict(v) for k, v in _counts.patches.items()}
         features = [dict(made) for made in _counts.features]
-        kernels = Counter({key: int(repr(calls)[len("count(") : -1]) - 1 for key, calls in list(_calls.items())})
-        snapshot = Report(kernels, Counter(_counts.fallbacks), patches, list(_counts.schedules), features)
+        snapshot = Report(_numbers(_calls), _numbers(_fallbacks), patches, list(_counts.schedules), features)
         snapshot.sampled.update(_counts.sampled)
     snapshot.cache = {
         "entries": len(cache),
@@ -199,7 +205,7 @@ def clear_report() -> None:
     """Sets all counts to zero."""
     with _lock:
         _calls.clear()
-        _counts.fallbacks.clear()
+        _fallbacks.clear()
         _counts.schedules.clear()
         _counts.sampled.clear()
         _counts.features.clear()

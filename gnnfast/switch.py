@@ -13,34 +13,10 @@ import wrapt
 from gnnfast import _native, reporting
 from gnnfast.config import settings
 from gnnfast.dgl.startup import _gnnfast_dgl_shim
+from gnnfast.graph.ids import check_when_synchronising
 from gnnfast.patching import Patches
 
-# The modules after whose import each adapter acts. Adapters themselves are imported only then.
-MODULES = {
-    "pyg": (
-        "torch_geometric.nn.conv.message_passing",
-        *(
-            f"torch_geometric.nn.conv.{name}"
-            for name in (
-                "appnp",
-                "arma_conv",
-                "gcn2_conv",
-                "gcn_conv",
-                "gin_conv",
-                "graph_conv",
-                "lg_conv",
-                "mixhop_conv",
-                "sage_conv",
-                "sg_conv",
-                "ssg_conv",
-                "tag_conv",
-            )
-        ),
-        "torch_geometric.nn.dense.linear",
-        "torch_geometric.utils._spmm",
-    ),
-    "dgl": ("dgl",),
-}
+BACKENDS = ("pyg", "dgl")
 
 _lock = threading.RLock()
 _patches: dict[str, Patches] = {}
@@ -60,14 +36,14 @@ def enable() -> None:
             _gnnfast_dgl_shim.install()
         if not _watching:
             _watching = True
-            for backend, modules in MODULES.items():
-                for name in modules:  # runs at once for a module that is there already
-                    wrapt.register_post_import_hook(functools.partial(_install, backend), name)
+            for backend, name in _modules():  # runs at once for a module that is there already
+                wrapt.register_post_import_hook(functools.partial(_install, backend), name)
         else:
-            for backend, modules in MODULES.items():
-                for name in modules:
-                    if name in sys.modules:
-                        _install(backend, sys.modules[name])
+            for backend, name in _modules():
+                if name in sys.modules:
+                    _install(backend, sys.modules[name])
+        if _native.cuda.loaded:
+            check_when_synchronising(_patches.setdefault("torch", Patches()))
 
 
 def disable() -> None:
@@ -84,6 +60,11 @@ def disable() -> None:
 def is_enabled() -> bool:
     """Whether gnnfast is on."""
     return _enabled
+
+
+def _modules() -> list[tuple[str, str]]:
+    """The modules after whose import each adapter acts: those of its patches."""
+    return [(backend, name) for backend in BACKENDS for name in importlib.import_module(f"gnnfast.{backend}.install").MODULES]
 
 
 def _install(backend: str, module: ModuleType) -> None:

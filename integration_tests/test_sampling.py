@@ -13,8 +13,9 @@ from graphs import relative_error
 import gnnfast
 from gnnfast import Graph
 from gnnfast.cli import benchmarks, main
-from gnnfast.config import STRATEGIES, settings
-from gnnfast.selector import Sampling, default_width, select_sampling
+from gnnfast.config import settings
+from gnnfast.dispatch.select import Sampling, default_width, select_sampling
+from gnnfast.types import STRATEGIES
 
 geometric = pytest.mark.skipif(importlib.util.find_spec("torch_geometric") is None, reason="PyG is not installed")
 with_dgl = pytest.mark.skipif(importlib.util.find_spec("dgl") is None, reason="DGL is not installed")
@@ -129,9 +130,9 @@ def test_sampling_prepares_once(edge_index, device):
     for _ in range(3):
         gnnfast.spmm_sampled(graph, x, w, width=8).sum().backward()
     before = graph.nbytes
-    args = graph.sampled_args(csc=True)
+    args = graph.draws.args(graph, csc=True)
     gnnfast.spmm_sampled(graph, x, w, width=8).sum().backward()
-    assert graph.nbytes == before and graph.sampled_args(csc=True) is args
+    assert graph.nbytes == before and graph.draws.args(graph, csc=True) is args
     # What is counted: both formats, the inverse of CSR's perm, slots of CSC, and the weight by slots.
     perm, formats = 4 * 6000, (graph.csr, graph.csc)
     assert before >= sum(t.nbytes for c in formats for t in c if isinstance(t, torch.Tensor)) + 2 * perm + w.nbytes

@@ -7,7 +7,9 @@ import torch
 from graphs import GRAPHS
 
 import gnnfast
-from gnnfast import Graph, schedule
+from gnnfast import Graph
+from gnnfast.graph import locality
+from gnnfast.graph.formats import BY_DST
 
 CUDA = torch.device("cuda")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="only CUDA kernels have a schedule")
@@ -50,14 +52,14 @@ def test_same_bits(name, reduce, kind):
 @needs_cuda
 @pytest.mark.parametrize("width", [32, 128])
 def test_locality_is_found_in_repeated_use(width, monkeypatch):
-    monkeypatch.setattr(schedule, "exceeds_cache", lambda *_: True)
+    monkeypatch.setattr(locality, "exceeds_cache", lambda *_: True)
     edge_index, nodes = _communities()
     graph = Graph.from_edge_index(edge_index.to(CUDA), nodes)
     x = torch.randn(nodes, width, device=CUDA)
     with gnnfast.override(kernel="gar"):
         first = gnnfast.spmm(graph, x)
     before = graph.nbytes
-    for _ in range(schedule.USES + 2):
+    for _ in range(locality.USES + 2):
         assert torch.equal(gnnfast.spmm(graph, x), first)
         torch.cuda.synchronize()
     (made,) = gnnfast.report().schedules
@@ -71,7 +73,7 @@ def test_locality_is_found_in_repeated_use(width, monkeypatch):
 
 @needs_cuda
 def test_kept_draws_follow_the_schedule(monkeypatch):
-    monkeypatch.setattr(schedule, "exceeds_cache", lambda *_: True)
+    monkeypatch.setattr(locality, "exceeds_cache", lambda *_: True)
     edge_index, nodes = _communities()
     graph, x = Graph.from_edge_index(edge_index.to(CUDA), nodes), torch.randn(nodes, 128, device=CUDA)
 
@@ -80,12 +82,12 @@ def test_kept_draws_follow_the_schedule(monkeypatch):
 
     call()  # in the kernel, which adds in another order
     first = call()
-    for _ in range(schedule.USES + 2):
+    for _ in range(locality.USES + 2):
         assert torch.equal(call(), first)
         torch.cuda.synchronize()
     (made,) = gnnfast.report().schedules
-    drawn, _ = graph.drawn(1, 4)
-    assert made["used"] and drawn.order is graph.order and ("by_dst", "locality") in drawn._shared["schedules"]
+    drawn, _ = graph.draws.get(graph, "fastrand", 4)
+    assert made["used"] and drawn.order is graph.order and (BY_DST, "locality") in drawn.plan.schedules
     assert graph.schedule_nbytes >= 16 * nodes + drawn.csr.schedule.nbytes
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
@@ -96,10 +98,12 @@ def test_kept_draws_follow_the_schedule(monkeypatch):
 
 @needs_cuda
 def test_no_communities_no_schedule(monkeypatch):
-    monkeypatch.setattr(schedule, "exceeds_cache", lambda *_: True)
+    monkeypatch.setattr(locality, "exceeds_cache", lambda *_: True)
     graph = Graph.from_edge_index(torch.randint(0, 100_000, (2, 1_000_000), device=CUDA), 100_000)
     x = torch.randn(100_000, 8, device=CUDA)
-    for _ in range(schedule.USES + 3):
+    with gnnfast.override(kernel="gar"):
+        gnnfast.spmm(graph, x)
+    for _ in range(locality.USES + 3):
         gnnfast.spmm(graph, x)
         torch.cuda.synchronize()
     (made,) = gnnfast.report().schedules
@@ -108,11 +112,11 @@ def test_no_communities_no_schedule(monkeypatch):
 
 @needs_cuda
 def test_a_graph_that_stays_coo_has_no_schedule(monkeypatch):
-    monkeypatch.setattr(schedule, "exceeds_cache", lambda *_: True)
+    monkeypatch.setattr(locality, "exceeds_cache", lambda *_: True)
     edge_index, nodes = _communities()
     graph, x = Graph.from_edge_index(edge_index.to(CUDA), nodes), torch.randn(nodes, 8, device=CUDA)
     with gnnfast.override(kernel="gas"):
-        for _ in range(schedule.USES + 3):
+        for _ in range(locality.USES + 3):
             gnnfast.spmm(graph, x)
     assert gnnfast.report().schedules == [] and graph.nbytes == 0
 
@@ -120,12 +124,12 @@ def test_a_graph_that_stays_coo_has_no_schedule(monkeypatch):
 @needs_cuda
 def test_capture_while_a_schedule_is_made(monkeypatch):
     """Neither starting nor taking over a schedule disturbs the capture of a CUDA graph, and the replay computes the same."""
-    monkeypatch.setattr(schedule, "exceeds_cache", lambda *_: True)
+    monkeypatch.setattr(locality, "exceeds_cache", lambda *_: True)
     edge_index, nodes = _communities()
     graph, x = Graph.from_edge_index(edge_index.to(CUDA), nodes), torch.randn(nodes, 32, device=CUDA)
     with gnnfast.override(kernel="gar"):
         expected = gnnfast.spmm(graph, x)
-    for uses in (schedule.USES - 1, 1, 3):
+    for uses in (locality.USES - 1, 1, 3):
         for _ in range(uses):
             gnnfast.spmm(graph, x)
         torch.cuda.synchronize()
@@ -166,7 +170,7 @@ def test_no_nodes(kind):
 def test_small_graphs_are_left_alone():
     graph = Graph.from_edge_index(torch.randint(0, 100, (2, 1000), device=CUDA), 100)
     x = torch.randn(100, 8, device=CUDA)
-    for _ in range(schedule.USES + 3):
+    for _ in range(locality.USES + 3):
         gnnfast.spmm(graph, x)
     assert gnnfast.report().schedules == []
 
@@ -181,10 +185,10 @@ def test_autotune(name, grad):
     expected = gnnfast.spmm(graph, x)
     with gnnfast.override(autotune=True):
         torch.testing.assert_close(gnnfast.spmm(graph, x), expected)
-        tuned = dict(graph._shared["tuned"])
+        tuned = dict(graph.plan.tuned)
         assert len(tuned) == 1
         gnnfast.spmm(graph, x)
-    assert graph._shared["tuned"] == tuned
+    assert graph.plan.tuned == tuned
     assert any("fastest of those timed" in reason for _, _, reason in gnnfast.report().kernels)
 
 
@@ -200,8 +204,8 @@ def test_autotune_within_other_settings():
             gnnfast.spmm(graph, x)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert len(graph._shared["tuned"]) == 2
-    assert set(graph._shared["tuned"].values()) == {("gar", "degree", 0)}
+    assert len(graph.plan.tuned) == 2
+    assert set(graph.plan.tuned.values()) == {("gar", "degree", 0)}
 
 
 def test_settings_mean_nothing_on_a_cpu():

@@ -10,8 +10,9 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   // graph/convert.h
   m.def("coo_to_csr(Tensor row, Tensor column, int num_rows, int num_cols) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def("coo_facts(Tensor row, Tensor column) -> Tensor");
+  m.def("id_complaints(Tensor any) -> int");  // CUDA only; common/ids.cuh
   // graph/schedule.h
-  m.def("schedule(Tensor rowptr, Tensor? order, int num_edges) -> (Tensor, Tensor)");
+  m.def("schedule(Tensor rowptr, Tensor? order, int num_edges, bool padded=False) -> (Tensor, Tensor)");
   m.def("cluster(Tensor rowptr, Tensor col, int rounds, int fullest) -> (Tensor, Tensor)");
   // spmm/spmm.h
   m.def("spmm(" GNNFAST_GRAPH ", Tensor? weight, Tensor? weight_t, Tensor x, bool mean, Tensor? scale=None) -> Tensor");
@@ -35,6 +36,10 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   m.def("spmm_sparse_features_values(" GNNFAST_GRAPH ", Tensor? weight, Tensor xrowptr, Tensor xcol, Tensor grad) -> Tensor");
   m.def("spmm_sparse_features_edges(" GNNFAST_GRAPH ", Tensor xrowptr, Tensor xcol, Tensor xval, Tensor grad) -> Tensor");
   // spmm_coo/spmm_coo.h
-  m.def("spmm_coo(Tensor row, Tensor column, Tensor? weight, Tensor x, int num_rows, int reduce) -> Tensor");
-  m.def("spmm_coo_backward(Tensor row, Tensor column, Tensor weight, Tensor self, Tensor grad) -> (Tensor, Tensor)");
+  m.def(
+      "spmm_coo(Tensor row, Tensor column, Tensor? weight, Tensor x, int num_rows, int reduce, Tensor? degree=None) -> "
+      "(Tensor, Tensor)");
+  m.def(
+      "spmm_coo_backward(Tensor row, Tensor column, Tensor weight, Tensor self, Tensor grad, Tensor? degree=None) -> "
+      "(Tensor, Tensor)");
 }

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from gnnfast import _native
-from gnnfast.aggregate import FEATURE_DTYPES, aggregate
+from gnnfast.dispatch.execute import aggregate
 from gnnfast.graph import Graph
 from gnnfast.reporting import fell_back
+from gnnfast.types import FEATURE_DTYPES
 
 _KEPT = "_gnnfast"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import sys
 from types import ModuleType
 from typing import Any
@@ -23,7 +24,15 @@ PATCHES = (
         (("dgl.backend", "gspmm"), ("dgl.backend.pytorch", "gspmm"), (_SPARSE, "gspmm"), (_SPMM, "gspmm_internal")),
     ),
     (_SPMM, "gspmm", ("5ad73bce9915",), make_gspmm_mean, (("dgl.ops", "gspmm"), (_SPMM, "gspmm"))),
+    (
+        _INDEX,
+        "HeteroGraphIndex.get_relation_graph",
+        ("4b3c2c41505d",),
+        make_get_relation_graph,
+        ((_INDEX, "HeteroGraphIndex.get_relation_graph"),),
+    ),
 )
+MODULES = ("dgl",)
 
 
 def install(module: ModuleType, patches: Patches) -> None:
@@ -32,12 +41,12 @@ def install(module: ModuleType, patches: Patches) -> None:
         label = f"{where}.{name}"
         try:
             defining = sys.modules[where]
-            original = getattr(defining, name)
+            original = operator.attrgetter(name)(defining)
             found = fingerprint(inspect.getsource(defining), name)
             if found not in known:
                 raise Unknown(f"its source has fingerprint {found}, which is not a known one")
-            held = [(sys.modules[m], n) for m, n in places]
-            if any(vars(m).get(n) is not original for m, n in held):
+            held = [_holder(m, n) for m, n in places]
+            if any(vars(owner).get(n) is not original for owner, n in held):
                 raise Unknown("another library has replaced it")
         except (Unknown, KeyError, AttributeError, OSError) as error:
             reporting.patched("dgl", label, f"left alone: {error} (DGL {getattr(module, '__version__', 'unknown')})")
@@ -46,5 +55,9 @@ def install(module: ModuleType, patches: Patches) -> None:
         for owner, attribute in held:
             patches.set_attribute(owner, attribute, replacement)
         reporting.patched("dgl", label, "patched")
-    index: Any = sys.modules[_INDEX].HeteroGraphIndex
-    patches.set_attribute(index, "get_relation_graph", make_get_relation_graph(index.get_relation_graph))
+
+
+def _holder(module: str, name: str) -> tuple[Any, str]:
+    """What has an attribute ``name`` of a module, or ``Class.name``, and the attribute's own name."""
+    *owners, attribute = name.split(".")
+    return operator.attrgetter(*owners)(sys.modules[module]) if owners else sys.modules[module], attribute

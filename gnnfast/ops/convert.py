@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from gnnfast.cache import Held
 
 FACTS = 5  # numbers in the facts of an edge list
 
@@ -51,6 +54,7 @@ def check_facts(facts: Sequence[int], num_rows: int, num_cols: int, num_edges: i
 
 
 _derived = WeakTensorKeyDictionary()
+_owners = WeakTensorKeyDictionary()
 
 
 def derived(array: Tensor, what: Hashable, make: Callable[[], Tensor]) -> Tensor | None:
@@ -63,12 +67,15 @@ def derived(array: Tensor, what: Hashable, make: Callable[[], Tensor]) -> Tensor
             return None
         with torch.no_grad(), torch.inference_mode(False):
             found = _derived.setdefault(array, {})[what] = make()
+        owner = _owners.get(array, lambda: None)()
+        if owner is not None:
+            owner.grew(found.nbytes)
     return found
 
 
-def kept_of(array: Tensor) -> list[Tensor]:
-    """What :func:`derived` keeps of an array."""
-    return list(_derived.get(array, {}).values())
+def own(array: Tensor, owner: Held) -> None:
+    """Lets what :func:`derived` keeps of an array count as its owner's."""
+    _owners[array] = weakref.ref(owner)
 
 
 def inverse(perm: Tensor) -> Tensor | None:
@@ -105,7 +112,7 @@ def _(row: Tensor, column: Tensor) -> Tensor:
 
 
 @torch.library.register_fake("gnnfast::schedule")
-def _(rowptr: Tensor, order: Tensor | None, num_edges: int) -> tuple[Tensor, Tensor]:
+def _(rowptr: Tensor, order: Tensor | None, num_edges: int, padded: bool = False) -> tuple[Tensor, Tensor]:
     items = torch.library.get_ctx().new_dynamic_size()
     return rowptr.new_empty(items, 4), rowptr.new_empty(4, dtype=torch.int64)
 

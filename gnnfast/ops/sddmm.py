@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.ops.spmm import GRAPH_ARGS, Formula, attained, edges, register, spread, swap
+from gnnfast.ops.spmm import GRAPH_ARGS, Formula, attained, edges, register, run, spread, swap
 
 _ops = torch.ops.gnnfast
 
@@ -45,7 +45,7 @@ def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tupl
     return grad_a, grad_b, None, None, None, None
 
 
-register(Formula(_ops.sddmm.default, _keep, _backward))
+SDDMM = register(Formula(_ops.sddmm.default, _keep, _backward))
 
 
 # sddmm_coo(row [E], column [E], a [M, F], b [N, F], heads) -> [E, H]
@@ -56,16 +56,15 @@ def _(row: Tensor, column: Tensor, a: Tensor, b: Tensor, heads: int) -> Tensor:
     return a.new_empty(row.shape[0], heads)
 
 
-def _coo_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    row, column, a, b, _ = inputs
-    ctx.save_for_backward(row, column, a, b)
+def _coo_keep(ctx: Any, needs: Any, _: Any, row: Tensor, column: Tensor, a: Tensor, b: Tensor, heads: int) -> tuple[Any, ...]:
+    return row, column, a, b
 
 
-def _coo_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    row, column, a, b = ctx.saved_tensors
-    grad_a = _ops.spmm_coo(row, column, grad, b, a.shape[0], 0) if ctx.needs_input_grad[2] else None
-    grad_b = _ops.spmm_coo(column, row, grad, a, b.shape[0], 0) if ctx.needs_input_grad[3] else None
+def _coo_backward(ctx: Any, _: Any, kept: Any, needs: Any, grad: Tensor) -> tuple[Any, ...]:
+    row, column, a, b = kept
+    grad_a = run(_ops.spmm_coo.default, row, column, grad, b, a.shape[0], 0)[0] if needs[2] else None
+    grad_b = run(_ops.spmm_coo.default, column, row, grad, a, b.shape[0], 0)[0] if needs[3] else None
     return None, None, grad_a, grad_b, None
 
 
-torch.library.register_autograd("gnnfast::sddmm_coo", _coo_backward, setup_context=_coo_setup)
+SDDMM_COO = register(Formula(_ops.sddmm_coo.default, _coo_keep, _coo_backward), graph_args=0)

@@ -18,7 +18,6 @@ from gnnfast.ops.convert import derived, inverse
 _ops = torch.ops.gnnfast
 GRAPH_ARGS = 10
 MANY_EDGES = 1 << 17  # kPermuteFirst in plugin_src/spmm/spmm_cuda.cu
-_NO_GRAPH_GRADS = (None,) * GRAPH_ARGS
 
 
 def swap(graph: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -31,7 +30,7 @@ def swap_weights(weight: Tensor | None, weight_t: Tensor | None) -> tuple[Tensor
     return (weight, None) if weight_t is None else (weight_t, weight)
 
 
-def _rows(graph: tuple[Any, ...]) -> int:
+def rows_of(graph: tuple[Any, ...]) -> int:
     return graph[0].shape[0] - 1
 
 
@@ -71,18 +70,21 @@ class Eager(torch.autograd.Function):
 _apply = super(torch.autograd.Function, Eager).apply
 
 
-def register(formula: Formula) -> Formula:
-    """Registers a formula for its op."""
+def register(formula: Formula, graph_args: int = GRAPH_ARGS) -> Formula:
+    """Registers a formula for its op, whose first arguments are a graph's."""
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        graph, needs = inputs[:GRAPH_ARGS], ctx.needs_input_grad[GRAPH_ARGS:]
-        ctx.layouts = graph[4], graph[9]
-        ctx.save_for_backward(*graph[:4], *graph[5:9], *formula.keep(ctx, needs, output, *inputs[GRAPH_ARGS:]))
+        graph, needs = inputs[:graph_args], ctx.needs_input_grad[graph_args:]
+        ctx.graph = [None if isinstance(t, Tensor) else t for t in graph]  # the layouts
+        ctx.save_for_backward(
+            *(t if isinstance(t, Tensor) else None for t in graph), *formula.keep(ctx, needs, output, *inputs[graph_args:])
+        )
 
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         s = ctx.saved_tensors
-        graph = (*s[:4], ctx.layouts[0], *s[4:8], ctx.layouts[1])
-        return *_NO_GRAPH_GRADS, *formula.backward(ctx, graph, s[8:], ctx.needs_input_grad[GRAPH_ARGS:], *grads)
+        graph = tuple(t if other is None else other for t, other in zip(s, ctx.graph))
+        needs = ctx.needs_input_grad[graph_args:]
+        return *(None,) * graph_args, *formula.backward(ctx, graph, s[graph_args:], needs, *grads)
 
     torch.library.register_autograd(formula.op, backward, setup_context=setup)
     return formula
@@ -111,7 +113,7 @@ def edges(graph: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """Row, column and user's edge id of each slot, as int64."""
     rowptr, col, perm = graph[:3]
     count = rowptr.diff().long()
-    row = torch.repeat_interleave(torch.arange(_rows(graph), device=col.device), count, output_size=col.numel())
+    row = torch.repeat_interleave(torch.arange(rows_of(graph), device=col.device), count, output_size=col.numel())
     return row, col.long(), torch.arange(col.numel(), device=col.device) if perm is None else perm.long()
 
 
@@ -163,7 +165,7 @@ def wide_means(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[.
 @torch.library.register_fake("gnnfast::spmm")
 def _(*args: Any) -> Tensor:
     x = args[GRAPH_ARGS + 2]
-    return x.new_empty(_rows(args), x.shape[1])
+    return x.new_empty(rows_of(args), x.shape[1])
 
 
 def _spmm_keep(ctx: Any, needs: Any, _: Any, weight: Any, weight_t: Any, x: Tensor, mean: bool, scale: Any) -> tuple[Any, ...]:
@@ -198,7 +200,7 @@ def _inverse(perm: Tensor | None) -> Tensor | None:
     return inverse(perm)
 
 
-def _heads(weight: Tensor) -> int:
+def heads_of(weight: Tensor) -> int:
     return weight.shape[1] if weight.dim() == 2 else 1
 
 
@@ -212,7 +214,7 @@ SPMM = register(Formula(_ops.spmm.default, _spmm_keep, _spmm_backward))
 @torch.library.register_fake("gnnfast::spmm_backward")
 def _(*args: Any) -> tuple[Tensor, Tensor]:
     weight, _, grad = args[GRAPH_ARGS : GRAPH_ARGS + 3]
-    return grad.new_empty(_rows(args), grad.shape[1]), torch.empty_like(weight, memory_format=torch.contiguous_format)
+    return grad.new_empty(rows_of(args), grad.shape[1]), torch.empty_like(weight, memory_format=torch.contiguous_format)
 
 
 def _backward_keep(ctx: Any, needs: Any, _: Any, weight: Tensor, x: Tensor, grad: Tensor, inverse: Any) -> tuple[Any, ...]:
@@ -225,7 +227,7 @@ def _backward_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad_out: Te
     need_weight, need_x, need_grad = needs[:3]
     to_weight = to_x = to_grad = None
     if need_weight:
-        to_weight = _ops.sddmm(*graph, grad_out, grad, _heads(weight)).view_as(weight)
+        to_weight = _ops.sddmm(*graph, grad_out, grad, heads_of(weight)).view_as(weight)
     if need_x:
         to_x = _ops.spmm(*graph, grad_dot, None, grad, False)
     if need_grad:
@@ -245,7 +247,7 @@ FIRST, EVEN, SCATTER = 1, 2, 3
 @torch.library.register_fake("gnnfast::spmm_max")
 def _(*args: Any) -> tuple[Tensor, Tensor]:
     x, _, ties, _ = args[-4:]
-    rows = _rows(args)
+    rows = rows_of(args)
     return x.new_empty(rows, x.shape[1]), x.new_empty(rows if ties else 0, x.shape[1], dtype=torch.int32)
 
 
@@ -265,7 +267,7 @@ def _max_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor, _: 
         grad, aux = grad / aux, None
     grad_weight = grad_x = None
     if needs[0]:
-        grad_weight = run(_ops.sddmm.default, *graph, grad, x, _heads(weight), weight, out, aux).view_as(weight)
+        grad_weight = run(_ops.sddmm.default, *graph, grad, x, heads_of(weight), weight, out, aux).view_as(weight)
     if needs[1]:
         grad_x = run(_ops.spmm_where.default, *swap(graph), weight, x, grad, out, aux)
     return grad_weight, grad_x, None, None, None
@@ -289,7 +291,7 @@ def attained(
 
 def spread(per_head: Tensor, width: int) -> Tensor:
     """``[E]`` or ``[E, H]`` repeated over the features of each head: ``[E, F]``."""
-    heads = _heads(per_head)
+    heads = heads_of(per_head)
     return per_head.view(per_head.shape[0], heads).repeat_interleave(width // heads, dim=1)
 
 
@@ -300,7 +302,7 @@ def spread(per_head: Tensor, width: int) -> Tensor:
 @torch.library.register_fake("gnnfast::spmm_where")
 def _(*args: Any) -> Tensor:
     grad = args[-3]
-    return grad.new_empty(_rows(args), grad.shape[1])
+    return grad.new_empty(rows_of(args), grad.shape[1])
 
 
 def _where_keep(ctx: Any, needs: Any, _: Any, *inputs: Any) -> tuple[Any, ...]:
@@ -314,7 +316,7 @@ def _where_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad_out: Tenso
     back = grad_out[source] * taken
     to_weight = to_grad = None
     if needs[0]:
-        heads = _heads(weight)
+        heads = heads_of(weight)
         per_edge = (back * grad[row]).view(ids.numel(), heads, back.shape[1] // heads).sum(-1)
         to_weight = torch.zeros_like(per_edge).index_copy(0, ids, per_edge).view_as(weight)
     if needs[2]:

@@ -1,7 +1,8 @@
 """SpMM over COO (GAS). Contract and citations: ``plugin_src/spmm_coo/spmm_coo.h``.
 
-``spmm_coo(row [E], column [E], weight [E] | [E, H] | None, x [N, F], num_rows, reduce) -> [M, F]``; reduce: 0 sum, 1 mean, 2 max,
-3 min. Max and min have no gradient here: the selector converts to CSR for them.
+``spmm_coo(row [E], column [E], weight [E] | [E, H] | None, x [N, F], num_rows, reduce, x_degree [N] | None) -> [M, F], degree``;
+reduce as in :data:`gnnfast.types.REDUCTIONS`; with ``x_degree`` (int32), row j of x counts as ``x[j] / max(x_degree[j], 1)``;
+``degree [M]`` (int32) is that of a mean, else empty. Max and min have no gradient here: the selector converts to CSR for them.
 """
 
 from __future__ import annotations
@@ -11,75 +12,94 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnfast.ops.spmm import Formula, heads_of, register, run
+from gnnfast.types import EXTREMA, REDUCTIONS
+
 _ops = torch.ops.gnnfast
-REDUCE = {"sum": 0, "mean": 1, "max": 2, "min": 3}
+_SUM, _MEAN, _EXTREMA = REDUCTIONS["sum"], REDUCTIONS["mean"], tuple(REDUCTIONS[r] for r in EXTREMA)
 
 
 @torch.library.register_fake("gnnfast::spmm_coo")
-def _(row: Tensor, column: Tensor, weight: Tensor | None, x: Tensor, num_rows: int, reduce: int) -> Tensor:
-    return x.new_empty(num_rows, x.shape[1])
+def _(
+    row: Tensor, column: Tensor, weight: Any, x: Tensor, num_rows: int, reduce: int, x_degree: Any = None
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(num_rows, x.shape[1]), x.new_empty(num_rows if reduce == _MEAN else 0, dtype=torch.int32)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    row, column, weight, x, _, ctx.reduce = inputs
-    ctx.num_sources = x.shape[0]
-    ctx.weight_shape = None if weight is None else weight.shape
-    needs_weight, needs_x = ctx.needs_input_grad[2:4]
-    ctx.save_for_backward(row, column, weight if needs_x else None, x if needs_weight else None)
+def _over(degree: Tensor | None, t: Tensor) -> Tensor:
+    """Rows over their degrees."""
+    return (
+        t if degree is None else (t / degree.clamp(min=1).to(torch.promote_types(t.dtype, torch.float32)).unsqueeze(1)).to(t.dtype)
+    )
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    row, column, weight, x = ctx.saved_tensors
-    if ctx.reduce >= REDUCE["max"]:
+def _keep(
+    ctx: Any,
+    needs: Any,
+    output: Any,
+    row: Tensor,
+    column: Tensor,
+    weight: Any,
+    x: Tensor,
+    num_rows: int,
+    reduce: int,
+    x_degree: Any,
+) -> tuple[Any, ...]:
+    ctx.reduce, ctx.num_cols, ctx.weight_shape = reduce, x.shape[0], None if weight is None else weight.shape
+    ctx.mark_non_differentiable(output[1])
+    degree = output[1] if reduce == _MEAN else None
+    return row, column, weight if needs[3] else None, x if needs[2] else None, degree, x_degree
+
+
+def _backward(ctx: Any, _: Any, kept: Any, needs: Any, grad: Tensor, __: Any) -> tuple[Any, ...]:
+    row, column, weight, x, degree, x_degree = kept
+    if ctx.reduce in _EXTREMA:
         raise RuntimeError("gnnfast: spmm_coo has no gradient for max and min; use spmm_max over CSR")
-    half = ctx.reduce == REDUCE["mean"] and grad.dtype is torch.float16  # too short for the gradients of long rows
-    if half:
-        grad, weight, x = grad.float(), None if weight is None else weight.float(), None if x is None else x.float()
-    if ctx.reduce == REDUCE["mean"]:
-        degree = grad.new_zeros(grad.shape[0], dtype=torch.int64).index_add_(0, row.long(), torch.ones_like(row, dtype=torch.int64))
-        wide = torch.promote_types(grad.dtype, torch.float32)
-        grad = (grad / degree.clamp(min=1).to(wide).unsqueeze(1)).to(grad.dtype)
     grad_weight = grad_x = None
-    if ctx.needs_input_grad[2] and ctx.needs_input_grad[3]:
-        grad_x, grad_weight = _ops.spmm_coo_backward(column, row, weight, x, grad)
-    elif ctx.needs_input_grad[3]:
-        grad_x = _ops.spmm_coo(column, row, weight, grad, ctx.num_sources, 0)
-    elif ctx.needs_input_grad[2]:
+    x = x if x is None else _over(x_degree, x)
+    if needs[2] and needs[3]:
+        grad_x, grad_weight = run(_ops.spmm_coo_backward.default, column, row, weight, x, grad, degree)
+    elif needs[3]:
+        grad_x = run(_ops.spmm_coo.default, column, row, weight, grad, ctx.num_cols, _SUM, degree)[0]
+    elif needs[2]:
+        assert x is not None
+        half = degree is not None and grad.dtype is torch.float16  # too short for the gradients of long rows
+        a, b = (grad.float(), x.float()) if half else (grad, x)
         heads = ctx.weight_shape[1] if len(ctx.weight_shape) == 2 else 1
-        grad_weight = _ops.sddmm_coo(row, column, grad, x, heads).view(ctx.weight_shape)
-    if half:
-        grad_weight, grad_x = (None if t is None else t.half() for t in (grad_weight, grad_x))
-    return None, None, grad_weight, grad_x, None, None
+        grad_weight = run(_ops.sddmm_coo.default, row, column, _over(degree, a), b, heads).view(ctx.weight_shape).to(grad.dtype)
+    if grad_x is not None:
+        grad_x = _over(x_degree, grad_x)
+    return None, None, grad_weight, grad_x, None, None, None
 
 
-torch.library.register_autograd("gnnfast::spmm_coo", _backward, setup_context=_setup)
+SPMM_COO = register(Formula(_ops.spmm_coo.default, _keep, _backward), graph_args=0)
 
 
-# spmm_coo_backward(row, column, weight, x [M, F], grad [N, F]) -> [M, F], [E] | [E, H]: both gradients with one gather (fuseGNN,
-# Algorithm 2). Row and column are those of the transpose.
+# spmm_coo_backward(row, column, weight, x [M, F], grad [N, F], degree [N] | None) -> [M, F], [E] | [E, H]: both gradients with one
+# gather (fuseGNN, Algorithm 2). Row and column are those of the transpose.
 
 
 @torch.library.register_fake("gnnfast::spmm_coo_backward")
-def _(row: Tensor, column: Tensor, weight: Tensor, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+def _(row: Tensor, column: Tensor, weight: Tensor, x: Tensor, grad: Tensor, degree: Any = None) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), torch.empty_like(weight, memory_format=torch.contiguous_format)
 
 
-def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs)
+def _backward_keep(ctx: Any, needs: Any, _: Any, *inputs: Any) -> tuple[Any, ...]:
+    return inputs
 
 
-def _backward_backward(ctx: Any, grad_out: Tensor, grad_dot: Tensor) -> tuple[Any, ...]:
-    row, column, weight, x, grad = ctx.saved_tensors
-    heads = weight.shape[1] if weight.dim() == 2 else 1
+def _backward_backward(ctx: Any, _: Any, kept: Any, needs: Any, grad_out: Tensor, grad_dot: Tensor) -> tuple[Any, ...]:
+    # out = A^T(w) g' and dot = <x, g'> per edge, with g' = g / degree, are linear in each of w, x and g.
+    row, column, weight, x, grad, degree = kept
     to_weight = to_x = to_grad = None
-    if ctx.needs_input_grad[2]:
-        to_weight = _ops.sddmm_coo(row, column, grad_out, grad, heads).view_as(weight)
-    if ctx.needs_input_grad[3]:
-        to_x = _ops.spmm_coo(row, column, grad_dot, grad, x.shape[0], 0)
-    if ctx.needs_input_grad[4]:
-        to_grad = _ops.spmm_coo(column, row, weight, grad_out, grad.shape[0], 0)
-        to_grad = to_grad + _ops.spmm_coo(column, row, grad_dot, x, grad.shape[0], 0)
-    return None, None, to_weight, to_x, to_grad
+    if needs[2]:
+        to_weight = _ops.sddmm_coo(row, column, grad_out, _over(degree, grad), heads_of(weight)).view_as(weight)
+    if needs[3]:
+        to_x = _ops.spmm_coo(row, column, grad_dot, grad, x.shape[0], _SUM, degree)[0]
+    if needs[4]:
+        to_grad = _ops.spmm_coo(column, row, weight, grad_out, grad.shape[0], _SUM)[0]
+        to_grad = _over(degree, to_grad + _ops.spmm_coo(column, row, grad_dot, x, grad.shape[0], _SUM)[0])
+    return None, None, to_weight, to_x, to_grad, None
 
 
-torch.library.register_autograd("gnnfast::spmm_coo_backward", _backward_backward, setup_context=_backward_setup)
+register(Formula(_ops.spmm_coo_backward.default, _backward_keep, _backward_backward), graph_args=0)

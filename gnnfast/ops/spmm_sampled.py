@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.ops.spmm import GRAPH_ARGS, Formula, _heads, register, run
+from gnnfast.ops.spmm import GRAPH_ARGS, Formula, heads_of, register, run
+from gnnfast.types import STRATEGIES
 
 _ops = torch.ops.gnnfast
-BUCKET, FASTRAND, RANDOM = range(3)
+RANDOM = STRATEGIES["random"]
 
 
 def scale(rowptr: Tensor, width: int, mean: bool, rescale: bool, like: Tensor) -> Tensor:
@@ -53,7 +54,7 @@ def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tupl
     grad_weight = grad_x = None
     if needs[1]:
         at_rows, at_columns = (x, grad) if ctx.transposed else (grad, x)
-        grad_weight = run(_ops.sddmm_sampled.default, *graph, at_rows, at_columns, _heads(weight), *ctx.draw).view_as(weight)
+        grad_weight = run(_ops.sddmm_sampled.default, *graph, at_rows, at_columns, heads_of(weight), *ctx.draw).view_as(weight)
     if needs[2]:
         grad_x = run(_ops.spmm_sampled.default, *graph, order, weight, grad, *ctx.draw, False, False, not ctx.transposed)
     return None, grad_weight, grad_x, *(None,) * 6

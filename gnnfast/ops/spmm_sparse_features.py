@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.ops.spmm import GRAPH_ARGS, Formula, _rows, over_degree, register, run, swap, swap_weights, wide_means
+from gnnfast.ops.spmm import GRAPH_ARGS, Formula, over_degree, register, rows_of, run, swap, swap_weights, wide_means
 
 _ops = torch.ops.gnnfast
 
@@ -20,7 +20,7 @@ _ops = torch.ops.gnnfast
 
 @torch.library.register_fake("gnnfast::spmm_sparse_features")
 def _(*args: Any) -> Tensor:
-    return args[GRAPH_ARGS + 3].new_empty(_rows(args), args[GRAPH_ARGS + 4])
+    return args[GRAPH_ARGS + 3].new_empty(rows_of(args), args[GRAPH_ARGS + 4])
 
 
 def _keep(ctx: Any, needs: Any, _: Any, weight: Any, *features: Any) -> tuple[Any, ...]:

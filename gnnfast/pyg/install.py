@@ -55,6 +55,7 @@ PATCHES = (
     Patch("torch_geometric.nn.dense.linear", "Linear.forward", ("c9e4758257f3",), make_linear),
     Patch("torch_geometric.utils._spmm", "spmm", ("21242ae8226b", "6084961fda11"), make_spmm),
 )
+MODULES = tuple(dict.fromkeys([MESSAGE_PASSING, *(patch.module for patch in PATCHES)]))
 # propagate is generated per class from a template; these are the parts of it that propagate.py stands in for.
 TEMPLATES = {"propagate.jinja": ("b0c6eb39a67b",), "collect.jinja": ("7a42629d53c3",)}
 

@@ -12,16 +12,18 @@ import torch
 from torch import Tensor
 
 from gnnfast import features
-from gnnfast.aggregate import FEATURE_DTYPES, aggregate_linear
-from gnnfast.graph import saved_tensors_are_watched
+from gnnfast.dispatch.execute import aggregate_linear
+from gnnfast.dispatch.select import Layer, linear_first, saves_little
+from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import guards
 from gnnfast.pyg.known import is_linear
 from gnnfast.pyg.norm import make_normalising, sharing
 from gnnfast.pyg.propagate import graph_of
-from gnnfast.pyg.verdict import Fallback, check_module, module_hooks
+from gnnfast.pyg.verdict import check_module, module_hooks
 from gnnfast.reporting import fell_back, ran
-from gnnfast.selector import Layer, linear_first, saves_little
+from gnnfast.types import FEATURE_DTYPES
+from gnnfast.unsupported import Unsupported
 
 _methods = operator.attrgetter("message", "aggregate", "update", "message_and_aggregate", "forward")
 # Orders round differently, which only these dtypes have the digits for.
@@ -207,7 +209,7 @@ def _product(x: Tensor, weight: Tensor, owner: Any, place: str) -> Tensor | None
         return features.try_multiply(x, weight, owner, place)
     try:
         return features.multiply_csr(x, weight, place)
-    except features.CapturingError as error:
+    except Unsupported as error:
         reason = str(error)
     except (IndexError, ValueError) as error:  # PyG raises its own
         reason = f"invalid input: {error}"
@@ -247,7 +249,7 @@ def _in_one(
         return None
     try:
         graph = graph_of(edge_index, x_src.shape[0], _num_dst(x_src, x_dst, size), module.flow == "source_to_target")
-    except Fallback:
+    except Unsupported:
         return None
     device = x_src.device
     if graph.device != device:
@@ -333,7 +335,7 @@ def _known_reduction(known: Any, module: Any) -> str:
         return ""  # somebody else would see features of another width
     try:
         verdict = check_module(module)
-    except Fallback:
+    except Unsupported:
         return ""
     known_use = verdict.update is None and verdict.message.feature == "x" and verdict.reduce in ("sum", "mean")
     return verdict.reduce if known_use else ""

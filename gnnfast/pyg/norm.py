@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.cache import cache, is_constant
-from gnnfast.graph import saved_tensors_are_watched
+from gnnfast.cache import cache, is_constant, keep_if_captured
+from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.patching import class_of
 from gnnfast.pyg import guards, known
-from gnnfast.pyg.verdict import Fallback, check_module
+from gnnfast.pyg.verdict import check_module
 from gnnfast.reporting import ran
+from gnnfast.unsupported import Unsupported
 
 _PLACE = "pyg gcn_norm"
 
@@ -58,9 +59,12 @@ def make_gcn_norm(original: FunctionType) -> Any:
             return NotImplemented
         if edge_weight is not None and (guards.operand("edge_weight", edge_weight) or edge_weight.is_inference()):
             return NotImplemented
-        if type(num_nodes) not in (int, type(None)) or guards.capturing(edge_index.device) or known.replaced_in_norm():
+        if type(num_nodes) not in (int, type(None)) or known.replaced_in_norm():
             return NotImplemented
+        capturing = guards.capturing(edge_index.device)
         if edge_weight is not None and not is_constant(edge_weight):
+            if capturing:
+                return NotImplemented
             # Weights must be computed anew; the structure is the same every time.
             normed, weight = original(edge_index, edge_weight, *arguments)
             if normed is edge_index:
@@ -80,8 +84,15 @@ def make_gcn_norm(original: FunctionType) -> Any:
             return None if normed is edge_index else normed, weight
 
         keys = (edge_index,) if edge_weight is None else (edge_index, edge_weight)
-        modes = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
-        normed, weight = cache.get(keys, ("gcn_norm", *arguments, *modes), build)
+        key = ("gcn_norm", *arguments, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled())
+        if capturing:  # PyG's own would wait for the device; what is remembered is read in each replay
+            found = cache.find(keys, key)
+            if found is None:
+                return NotImplemented
+            keep_if_captured(found)
+        else:
+            found = cache.get(keys, key, build)
+        normed, weight = found
         ran(_PLACE, "remembered", "computed once per graph")
         if shares:
             return edge_index if normed is None else normed, weight
@@ -116,7 +127,7 @@ def keeps_to_itself(module: Any, cls: type) -> bool:
         return False  # the next call of gcn_norm would be somebody else's
     try:
         return check_module(module).update is None
-    except Fallback:
+    except Unsupported:
         return False
 
 

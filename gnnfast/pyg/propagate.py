@@ -9,23 +9,25 @@ import torch
 from torch import Tensor
 
 from gnnfast import _native
-from gnnfast.aggregate import FEATURE_DTYPES, aggregate
 from gnnfast.cache import cache
-from gnnfast.features import CapturingError, aggregate_csr, unsupported
-from gnnfast.graph import INDEX_DTYPES, Graph
+from gnnfast.dispatch.execute import aggregate
+from gnnfast.features import aggregate_csr, unsupported
+from gnnfast.graph import Graph, ids
 from gnnfast.pyg import guards
 from gnnfast.pyg.messages import Message
-from gnnfast.pyg.verdict import Fallback, Verdict, check_module
+from gnnfast.pyg.verdict import Verdict, check_module, refused
 from gnnfast.reporting import fell_back
+from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
+from gnnfast.unsupported import Unsupported
 
 
 def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
     """Stands in for the ``propagate`` that PyG generates for a class. Returns ``NotImplemented`` to let it run."""
-    reason = guards.context()
+    reason = guards.context() or refused(type(module))
     if not reason:
         try:
             return _propagate(module, edge_index, size, kwargs)
-        except Fallback as error:
+        except Unsupported as error:
             reason = str(error)
     fell_back(f"pyg {type(module).__name__}", reason)
     return NotImplemented
@@ -35,20 +37,18 @@ def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) 
     if (type(edge_index) is not Tensor or edge_index.layout is not torch.strided) and not _is_edge_index(edge_index):
         if module.fuse and _is_sparse(edge_index):
             return NotImplemented  # PyG's fused route, which gnnfast.pyg.sparse serves
-        raise Fallback(f"the adjacency is a {_kind(edge_index)}")
+        raise Unsupported(f"the adjacency is a {_kind(edge_index)}")
     verdict = check_module(module)
     message, reduce = verdict.message, verdict.reduce
     x, num_src, num_dst, flow = _sizes(module, message, edge_index, size, kwargs)
     weight = kwargs.get(message.weight) if message.weight is not None else None
     if message.weight is not None and weight is None and not (message.optional and message.weight in kwargs):
-        raise Fallback(f"message() uses {message.weight}, which was not passed to propagate()")
+        raise Unsupported(f"message() uses {message.weight}, which was not passed to propagate()")
     graph = graph_of(edge_index, num_src, num_dst, flow)
     features, weight, restore = _operands(module, message, graph, x, weight)
 
-    if guards.capturing(x.device):
-        needs_grad = torch.is_grad_enabled() and (features.requires_grad or (weight is not None and weight.requires_grad))
-        if not graph.has(csc=needs_grad):
-            raise Fallback("a CUDA graph is being captured and this graph has not been converted yet; run once before capturing")
+    if graph.is_cuda:
+        ids.check()  # of earlier calls; in this one PyG raises its own error
     try:
         place = f"pyg {type(module).__name__}"
         if features.layout is torch.sparse_csr:
@@ -57,7 +57,7 @@ def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) 
             how: Any = dict(ties="scatter", training=module.training, owner=module, copies=True)
             out = aggregate(graph, features, weight, reduce, place=place, **how)
     except (IndexError, ValueError) as error:  # a bad index or size: PyG raises its own error
-        raise Fallback(f"invalid input: {error}") from None
+        raise Unsupported(f"invalid input: {error}") from None
     return _update(module, verdict, restore(out), kwargs)
 
 
@@ -67,41 +67,41 @@ def _sizes(module: Any, message: Message, edge_index: Tensor, size: Any, kwargs:
     i, j = (1, 0) if to_target else (0, 1)
     sizes = [edge_index.num_rows, edge_index.num_cols] if _is_edge_index(edge_index) else list(size or (None, None))  # type: ignore[attr-defined]
     if message.feature not in kwargs:
-        raise Fallback(f"message() uses {message.feature}_j, which was not passed to propagate()")
+        raise Unsupported(f"message() uses {message.feature}_j, which was not passed to propagate()")
     x = kwargs[message.feature]
     given: list[tuple[int, Any]]
     if isinstance(x, (tuple, list)):
         if not to_target:
-            raise Fallback("features are a pair and flow is target_to_source")
+            raise Unsupported("features are a pair and flow is target_to_source")
         if len(x) != 2:
-            raise Fallback("features are not a pair")
+            raise Unsupported("features are not a pair")
         given, x = [(0, x[0]), (1, x[1])], x[0]
     else:
         given = [(j, x)]
     if len(sizes) != 2:
-        raise Fallback("size is not a pair")
+        raise Unsupported("size is not a pair")
     dim = module.node_dim
     for at, t in given:
         if t is None:
             continue
         reason = guards.operand(message.feature, t)
         if reason and not _is_sparse_features(t):
-            raise Fallback(reason)
+            raise Unsupported(reason)
         if not -t.dim() <= dim < t.dim() or (sizes[at] is not None and sizes[at] != t.shape[dim]):
-            raise Fallback("sizes do not fit together")
+            raise Unsupported("sizes do not fit together")
         sizes[at] = t.shape[dim]
     if x is None or sizes[j] is None or x.shape[dim] != sizes[j]:
-        raise Fallback("the features to gather are missing")
+        raise Unsupported("the features to gather are missing")
     rows = sizes[i] if sizes[i] is not None else sizes[j]
     return x, sizes[j], rows, to_target
 
 
 def graph_of(edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) -> Graph:
-    """The cached graph of an edge list. Raises Fallback if it is none."""
+    """The cached graph of an edge list. Raises Unsupported if it is none."""
 
     def build() -> Graph:
         if edge_index.dtype not in INDEX_DTYPES or edge_index.dim() != 2 or edge_index.shape[0] != 2:
-            raise Fallback(f"edge_index is {edge_index.dtype} of shape {list(edge_index.shape)}")
+            raise Unsupported(f"edge_index is {edge_index.dtype} of shape {list(edge_index.shape)}")
         origin = cache.origin(edge_index)
         if origin is not None:
             return graph_of(origin, num_src, num_dst, to_target)
@@ -113,7 +113,7 @@ def graph_of(edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) ->
     try:
         return cache.get(holder, ("edge_index", num_src, num_dst, to_target), build)
     except (TypeError, ValueError) as error:
-        raise Fallback(f"invalid input: {error}") from None
+        raise Unsupported(f"invalid input: {error}") from None
 
 
 def _operands(
@@ -123,23 +123,23 @@ def _operands(
     result back into the layout of the features."""
     dim = module.node_dim % x.dim()
     if x.device != graph.device:
-        raise Fallback("features and edge_index are on different devices")
+        raise Unsupported("features and edge_index are on different devices")
     if weight is not None:
         reason = guards.operand(str(message.weight), weight)
         if reason:
-            raise Fallback(reason)
+            raise Unsupported(reason)
         weight = _weight(message, graph, x, weight, dim)
         if weight.device != x.device:
-            raise Fallback("features and weights are on different devices")
+            raise Unsupported("features and weights are on different devices")
         if x.dtype != weight.dtype and x.layout is torch.strided:
             dtype = torch.promote_types(x.dtype, weight.dtype)
             x, weight = x.to(dtype), weight.to(dtype)
     if x.dtype not in FEATURE_DTYPES:
-        raise Fallback(f"features are {x.dtype}")
+        raise Unsupported(f"features are {x.dtype}")
     if dim == 0 and x.dim() == 2:  # the same object: constant features are known by it
         return x, weight, lambda out: out
     if x.layout is not torch.strided:
-        raise Fallback(f"features of layout {x.layout} along dimension {dim}")
+        raise Unsupported(f"features of layout {x.layout} along dimension {dim}")
     moved = x if dim == 0 else x.movedim(dim, 0)
     shape = moved.shape[1:]
 
@@ -164,7 +164,7 @@ def _weight(message: Message, graph: Graph, x: Tensor, weight: Tensor, dim: int)
         heads = {"unsqueeze": shape, "plain": shape[:2] if shape[2:] == (1,) else ()}.get(message.form, ())
         if heads == (edges, x.shape[1]):
             return weight.reshape(heads)
-    raise Fallback(f"weights of shape {list(shape)} against features of shape {list(x.shape)}")
+    raise Unsupported(f"weights of shape {list(shape)} against features of shape {list(x.shape)}")
 
 
 def _update(module: Any, verdict: Verdict, out: Tensor, kwargs: dict[str, Any]) -> Any:
@@ -179,13 +179,13 @@ def _is_sparse_features(x: Any) -> bool:
 
 def _sparse_features(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, place: str) -> Tensor:
     if reduce not in ("sum", "mean"):
-        raise Fallback(f"the {reduce} of features of layout {x.layout}")
+        raise Unsupported(f"the {reduce} of features of layout {x.layout}")
     if weight is not None and (weight.dim() != 1 or weight.dtype != x.dtype):
-        raise Fallback(f"weights {weight.dtype} of shape {list(weight.shape)} against features {x.dtype} of layout {x.layout}")
+        raise Unsupported(f"weights {weight.dtype} of shape {list(weight.shape)} against features {x.dtype} of layout {x.layout}")
     try:
         return aggregate_csr(graph, x, weight, reduce, place)
-    except CapturingError as error:
-        raise Fallback(str(error)) from None
+    except Unsupported as error:
+        raise Unsupported(str(error)) from None
 
 
 def _is_edge_index(edge_index: Any) -> bool:

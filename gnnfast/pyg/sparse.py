@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.aggregate import FEATURE_DTYPES, aggregate
 from gnnfast.cache import cache
+from gnnfast.dispatch.execute import aggregate
 from gnnfast.graph import Graph
 from gnnfast.pyg import guards
 from gnnfast.reporting import fell_back
+from gnnfast.types import FEATURE_DTYPES
 
 _PLACE = "pyg spmm"
 

@@ -14,6 +14,7 @@ import torch
 
 from gnnfast.pyg import known
 from gnnfast.pyg.messages import SPECIAL, Message, recognise
+from gnnfast.unsupported import Unsupported
 
 # Not propagate: PyG puts a bound one into the instance when an explainer was used, and it is the generated one that called here.
 _CALLED = ("forward", "reduce", "_call_impl")
@@ -31,10 +32,6 @@ _MOST = 4096  # verdicts that are remembered
 _verdicts: dict[tuple[int, type], tuple[known.Watch, weakref.ref[type]]] = {}
 
 
-class Fallback(Exception):
-    """Why PyG's own code must run."""
-
-
 class Verdict(NamedTuple):
     """What a module computes: ``reduce`` over ``message``. ``update`` holds the names that an overridden ``update()`` asks for
     besides its input; ``None``: it is PyG's."""
@@ -45,42 +42,62 @@ class Verdict(NamedTuple):
 
 
 def check_module(module: Any) -> Verdict:
-    """What a module computes on which nothing but known functions run. Raises Fallback."""
+    """What a module computes on which nothing but known functions run. Raises Unsupported."""
     own, cls = module.__dict__, type(module)
     if any(_hooks(own)):
-        raise Fallback("hooks are registered on message passing")
+        raise Unsupported("hooks are registered on message passing")
     if own["_explain"]:
-        raise Fallback("an explainer is active")
+        raise Unsupported("an explainer is active")
     if own.get("_decomposed_layers", 1) != 1:
-        raise Fallback("decomposed_layers is set")
+        raise Unsupported("decomposed_layers is set")
     if not own.keys().isdisjoint(_METHODS):
-        raise Fallback("the instance overrides a method of message passing")
+        raise Unsupported("the instance overrides a method of message passing")
     aggregation = own["_modules"].get("aggr_module")
     kind = type(aggregation)
     if kind not in _reductions():
-        raise Fallback(f"the aggregation is {kind.__name__}")
+        raise Unsupported(f"the aggregation is {kind.__name__}")
     aggregates = aggregation.__dict__
     if any(module_hooks(aggregates)) or not aggregates.keys().isdisjoint(_CALLED):
-        raise Fallback("hooks are registered on the aggregation")
+        raise Unsupported("hooks are registered on the aggregation")
     if torch.nn.modules.module._has_any_global_hook():
-        raise Fallback("global module hooks are registered")
+        raise Unsupported("global module hooks are registered")
     if known.replaced_in_tensor():
-        raise Fallback("a method of torch.Tensor is not the known one")
+        raise Unsupported("a method of torch.Tensor is not the known one")
     key = id(cls), kind
     entry = _verdicts.get(key) or _watch(cls, kind, key)
     try:
         verdict = entry[0].verdict()
     except AttributeError:
-        raise Fallback("a method of message passing is no plain function") from None
+        raise Unsupported("a method of message passing is no plain function") from None
     if isinstance(verdict, str):
-        raise Fallback(verdict)
+        raise Unsupported(verdict)
     return verdict
+
+
+# What is refused for its message() alone: by the id of the class, its message and the code of that. To refuse is always right, so
+# that nothing else is looked at again.
+_refusals: dict[int, tuple[Any, Any, str]] = {}
+
+
+def refused(cls: type) -> str:
+    """Why no module of a class can be served, if that is known; else empty."""
+    entry = _refusals.get(id(cls))
+    if entry is not None:
+        message: Any = getattr(cls, "message", None)
+        if message is entry[0] and message.__code__ is entry[1]:
+            return entry[2]
+    return ""
 
 
 def _watch(cls: type, kind: type, key: tuple[int, type]) -> tuple[known.Watch, weakref.ref[type]]:
     if len(_verdicts) >= _MOST:
         _verdicts.clear()
-    holder = weakref.ref(cls, lambda _: _verdicts.pop(key, None) and None)
+
+    def gone(_: Any) -> None:
+        _verdicts.pop(key, None)
+        _refusals.pop(key[0], None)
+
+    holder = weakref.ref(cls, gone)
     watch = known.watch_propagate(cls, kind, _METHODS, lambda: _judge(holder(), kind))
     _verdicts[key] = watch, holder
     return _verdicts[key]
@@ -98,7 +115,10 @@ def _judge(cls: Any, kind: type) -> Verdict | str:
     message, update = (inspect.getattr_static(cls, name) for name in ("message", "update"))
     found = recognise(message.__code__) if type(message) is FunctionType else None
     if found is None:
-        return "message() is not x_j or weight * x_j"
+        reason = "message() is not x_j or weight * x_j"
+        if type(message) is FunctionType and getattr(cls, "message", None) is message:
+            _refusals[id(cls)] = message, message.__code__, reason
+        return reason
     reduce = _reductions()[kind]
     if known.is_known_method(cls, "update"):
         return Verdict(found, reduce, None)

@@ -7,7 +7,8 @@ import torch
 from graphs import GRAPHS, TOLERANCE, relative_error
 
 import gnnfast
-from gnnfast import Graph, aggregate, features
+from gnnfast import Graph, features
+from gnnfast.dispatch import execute
 
 N_IN, N_OUT = 6, 3
 
@@ -25,7 +26,7 @@ def _operands(name, device, dtype=torch.float64, weighted=True, biased=True):
 def _in_one(graph, x, lin, bias, weight, reduce="sum"):
     """The formats must be there. Weights are used by edge id the first time, and in slot order then."""
     graph.args(True)
-    first, out = (aggregate.aggregate_linear(graph, x, lin, bias, weight, reduce, place="test", owner=lin) for _ in range(2))
+    first, out = (execute.aggregate_linear(graph, x, lin, bias, weight, reduce, place="test", owner=lin) for _ in range(2))
     assert relative_error(first, out) < TOLERANCE[x.dtype]
     return out
 
@@ -110,7 +111,7 @@ def test_new_weights_each_time(device):
     before = graph.nbytes
     for _ in range(5):
         weight = torch.rand(graph.num_edges, device=device, dtype=x.dtype)
-        found = aggregate.aggregate_linear(graph, x, lin, bias, weight, "sum", place="test", owner=lin)
+        found = execute.aggregate_linear(graph, x, lin, bias, weight, "sum", place="test", owner=lin)
         expected = _apart(graph, x, lin, bias, weight.clone(), "sum")
         assert relative_error(found, expected) < 1e-12
         seed = torch.randn_like(expected)
@@ -123,7 +124,7 @@ def test_what_is_left_to_others(device):
     graph, x, lin, bias, weight = _operands("random", device)
 
     def call(weight=weight):
-        return aggregate.aggregate_linear(graph, x, lin, bias, weight, "sum", place="test", owner=lin)
+        return execute.aggregate_linear(graph, x, lin, bias, weight, "sum", place="test", owner=lin)
 
     assert call() is None  # nothing is converted yet
     graph.args(True)

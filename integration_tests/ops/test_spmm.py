@@ -223,6 +223,7 @@ def _op_samples(device):
     ops = torch.ops.gnnfast
     out, _ = ops.spmm_max(*args, w, x, False, 2, 0.0)
     _, first = ops.spmm_max(*args, w, x, False, 1, 0.0)
+    degree = torch.randint(0, 5, (40,), dtype=torch.int32, device=device)
     xg, wg, gg = x.clone().requires_grad_(), w.clone().requires_grad_(), g.clone().requires_grad_()
     return [
         (ops.coo_to_csr, (dst, src, 40, 50)),
@@ -239,10 +240,12 @@ def _op_samples(device):
         (ops.sddmm_coo, (dst, src, gg, xg, 2)),
         (ops.spmm_coo, (dst, src, wg, xg, 40, 1)),
         (ops.spmm_coo_backward, (src, dst, wg, xg, gg)),
+        (ops.spmm_coo, (src, dst, wg, gg, 50, 0, degree)),
+        (ops.spmm_coo_backward, (src, dst, wg, xg, gg, degree)),
     ]
 
 
-@pytest.mark.parametrize("sample", range(14))
+@pytest.mark.parametrize("sample", range(16))
 def test_opcheck(sample, device):
     op, args = _op_samples(device)[sample]
     # Sums by atomics are not the same twice, so the comparison of eager and compiled results is left out for GAS on CUDA.

@@ -9,8 +9,9 @@ from torch import Tensor
 
 import gnnfast
 from gnnfast import Graph
-from gnnfast.config import STRATEGIES
+from gnnfast.graph.draws import Draws
 from gnnfast.ops.spmm_sampled import RANDOM
+from gnnfast.types import STRATEGIES
 
 SHAPES = [(1, 16), (1, 1), (1, 7), (1, 100), (1, 130), (4, 8), (3, 5), (8, 1), (2, 64), (1, 0), (1, 300), (2, 512)]
 MASK = 2**64 - 1
@@ -146,11 +147,11 @@ def test_draws_are_kept_and_follow_graph_and_weights(strategy, device):
         for _ in range(3):
             check(graph, x, w, edge_index, 40)
     assert any("draws kept" in reason for _, _, reason in gnnfast.report().kernels)
-    assert not any(orders for _, orders in graph._shared["weights"].values())  # the drawn ones alone are kept
-    kept = graph.drawn(STRATEGIES.index(strategy), 8)
+    assert not len(graph.edges.values)  # the drawn ones alone are kept
+    kept = graph.draws.get(graph, strategy, 8)
     for _ in range(3):
         check(graph, x, torch.rand_like(w), edge_index, 40)  # other weights each time
-    assert graph.drawn(STRATEGIES.index(strategy), 8) is kept
+    assert graph.draws.get(graph, strategy, 8) is kept
     reverse, y = graph.reverse(), torch.randn(40, 1, 16, device=device, dtype=torch.float64)
     for _ in range(3):
         check(reverse, y, w, edge_index.flip(0), 50)
@@ -162,7 +163,7 @@ def test_kept_draws_are_counted(device):
     for _ in range(3):
         gnnfast.spmm_sampled(graph, x, width=8, strategy="bucket")
         sizes.append(graph.nbytes)
-    _, draws = graph.draws(8)
+    _, draws = graph.draws.sizes(graph, 8)
     # col and perm of each draw; rowptr and scale of each row; on CUDA a schedule
     assert sizes[1] - sizes[0] >= 8 * draws + 12 * 40 and sizes[2] == sizes[1]
 
@@ -172,15 +173,15 @@ def test_draws_of_few_settings_are_kept(device):
     for width in range(10, 30):
         for _ in range(2):
             gnnfast.spmm_sampled(graph, x, width=width, strategy="bucket")
-    assert list(graph._shared["drawn"]) == [(False, 0, width) for width in range(26, 30)]
-    in_use = graph.drawn(0, 26)
+    assert list(graph.draws.drawn) == [(False, 0, width) for width in range(26, 30)]
+    in_use = graph.draws.get(graph, "bucket", 26)
     for width in range(30, 33):
         for _ in range(2):
             gnnfast.spmm_sampled(graph, x, width=width, strategy="bucket")
-        assert graph.drawn(0, 26) is in_use  # the least recently used one goes
+        assert graph.draws.get(graph, "bucket", 26) is in_use  # the least recently used one goes
     gnnfast.spmm_sampled(graph, x, width=10**6, strategy="bucket")
     gnnfast.spmm_sampled(graph, x, width=10**6, strategy="bucket")
-    assert graph.drawn(0, 26) is in_use and "no node has more than 1000000 edges" in str(gnnfast.report().kernels)
+    assert graph.draws.get(graph, "bucket", 26) is in_use and "no node has more than 1000000 edges" in str(gnnfast.report().kernels)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])  # from torch's allocations, and from ours
@@ -192,7 +193,7 @@ def test_no_memory_for_draws(error, device, monkeypatch):
         asked.append(None)
         raise error("out of memory")
 
-    monkeypatch.setattr(Graph, "_draw", no_memory)
+    monkeypatch.setattr(Draws, "_draw", no_memory)
     expected = reference(edge_index, 40, x, None, "sum", "fastrand", 8)
     for _ in range(4):
         assert relative_error(gnnfast.spmm_sampled(graph, x, width=8, strategy="fastrand"), expected) < 1e-10
@@ -218,7 +219,7 @@ def test_kept_draws_in_inference_mode_serve_later_calls(device):
             gnnfast.spmm_sampled(graph, x, width=8, strategy="fastrand")
     out = gnnfast.spmm_sampled(graph, x, width=8, strategy="fastrand")
     assert relative_error(out, expected) < 1e-10 and not out.is_inference()
-    drawn, scale = graph.drawn(1, 8)
+    drawn, scale = graph.draws.get(graph, "fastrand", 8)
     assert not any(t.is_inference() for t in (drawn.csr.rowptr, drawn.csr.col, drawn.csr.perm, scale))
 
 
@@ -312,12 +313,14 @@ def test_opcheck(weight, transposed, device):
     _, graph, x, w = _inputs("bipartite", (2, 4), weight, torch.float32, device)
     x = torch.randn(graph.num_dst if transposed else graph.num_src, 8, device=device)
     _operands(x, w)
-    args = (*graph.sampled_args(csc=True), None, w, x, 2, RANDOM, 9, False, not transposed, transposed)
+    args = (*graph.draws.args(graph, csc=True), None, w, x, 2, RANDOM, 9, False, not transposed, transposed)
     torch.library.opcheck(torch.ops.gnnfast.spmm_sampled.default, args)
     if not transposed:
         a = torch.randn(graph.num_dst, 8, device=device, requires_grad=True)
         heads = 1 if w is None or w.dim() == 1 else 2
-        torch.library.opcheck(torch.ops.gnnfast.sddmm_sampled.default, (*graph.sampled_args(csc=True), a, x, heads, 2, RANDOM, 9))
+        torch.library.opcheck(
+            torch.ops.gnnfast.sddmm_sampled.default, (*graph.draws.args(graph, csc=True), a, x, heads, 2, RANDOM, 9)
+        )
 
 
 def test_opcheck_draw(device):
@@ -357,7 +360,7 @@ def test_draws_follow_torchs_generator(device):
 def test_compiles_with_a_seed(device):
     _, graph, x, w = _inputs("hub", (1, 8), "scalar", torch.float32, device)
     x.requires_grad_()
-    args = graph.sampled_args(csc=True)
+    args = graph.draws.args(graph, csc=True)
 
     def function(x, w):
         return torch.ops.gnnfast.spmm_sampled(*args, None, w, x.squeeze(1), 10, RANDOM, 3, False, True, False).relu()

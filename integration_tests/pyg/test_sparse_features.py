@@ -10,8 +10,9 @@ import torch
 from graphs import relative_error
 
 import gnnfast
-from gnnfast import features, selector
+from gnnfast import features
 from gnnfast.cache import cache
+from gnnfast.dispatch import select as selector
 
 pyg = pytest.importorskip("torch_geometric", reason="PyG is not installed")
 from torch_geometric import nn  # noqa: E402

@@ -75,6 +75,18 @@ inline Tensor make_empty(const Tensor& ref, std::initializer_list<int64_t> sizes
   return Tensor(handle);
 }
 
+// Numbers that the host knows.
+template <class Numbers>
+Tensor make_on_cpu(const Numbers& numbers) {
+  const int64_t size = static_cast<int64_t>(numbers.size()), stride = 1;
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(1, &size, &stride, static_cast<int32_t>(ScalarType::Long),
+                                                  aoti_torch_device_type_cpu(), 0, &handle));
+  Tensor out(handle);
+  std::copy(numbers.begin(), numbers.end(), out.mutable_data_ptr<int64_t>());
+  return out;
+}
+
 // A graph array: int32, one-dimensional, contiguous, on the device of the features.
 inline const int32_t* check_index(const char* name, const Tensor& t, const Tensor& ref) {
   check_dtype(name, t, ScalarType::Int);

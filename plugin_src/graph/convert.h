@@ -4,8 +4,9 @@
 //   slots ascend by edge id. facts [5] int64, on the device of the edges, is a Bounds: the index ranges, and whether the rows
 //   came sorted, so that slots are edge ids; perm may then be empty.
 //
-// Nothing here waits for a device. The caller reads the facts, together with what else it wants to know, and raises the error
-// if an index is outside (gnnfast/ops/convert.py); until then rowptr and col are safe to have and wrong to use.
+// Nothing here waits for a device. On a CPU the caller reads the facts and raises the error if an index is outside
+// (gnnfast/ops/convert.py). On CUDA an edge with an id outside is left out (its slot lies behind those of all rows, its column is
+// 0) and complained of (common/ids.cuh), so that kernels may run over the result before anybody has looked.
 #pragma once
 
 #include "common/dtype.h"

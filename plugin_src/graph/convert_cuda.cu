@@ -2,7 +2,9 @@
 
 #include <cub/device/device_radix_sort.cuh>
 #include <limits>
+#include <mutex>
 
+#include "common/ids.cuh"
 #include "common/launch.cuh"
 #include "convert.h"
 
@@ -53,13 +55,15 @@ Tensor find_facts(const CooArgs& p, const Tensor& ref, cudaStream_t stream) {
   return facts;
 }
 
-// A row outside the matrix is sorted behind all others, where no row's slots are.
+// An edge that is not inside the matrix is sorted behind all others, where no row's slots are.
 template <class I>
-__global__ void __launch_bounds__(kBlock) keys_kernel(const CooArgs p, int32_t* key, int32_t* id) {
+__global__ void __launch_bounds__(kBlock) keys_kernel(const CooArgs p, int32_t* key, int32_t* id, longlong2* complaint) {
   const int64_t e = int64_t{blockIdx.x} * kBlock + threadIdx.x;
   if (e >= p.num_edges) return;
-  const I row = static_cast<const I*>(p.row)[e];
-  key[e] = row < 0 || row >= p.num_rows ? static_cast<int32_t>(p.num_rows) : static_cast<int32_t>(row);
+  const int64_t row = static_cast<const I*>(p.row)[e], column = static_cast<const I*>(p.column)[e];
+  const bool good_row = inside(row, p.num_rows), good = good_row && inside(column, p.num_cols);
+  if (!good) complain(complaint, good_row ? column : row, good_row ? p.num_cols : p.num_rows);
+  key[e] = static_cast<int32_t>(good ? row : p.num_rows);
   id[e] = static_cast<int32_t>(e);
 }
 
@@ -71,7 +75,9 @@ __global__ void __launch_bounds__(kBlock)
   if (e > p.num_edges) return;
   const int64_t from = e == 0 ? 0 : key[e - 1] + 1, to = e == p.num_edges ? p.num_rows : key[e];
   for (int64_t r = from; r <= to; ++r) rowptr[r] = static_cast<int32_t>(e);
-  if (e < p.num_edges) col[e] = static_cast<int32_t>(static_cast<const I*>(p.column)[perm[e]]);
+  if (e >= p.num_edges) return;
+  const int64_t column = static_cast<const I*>(p.column)[perm[e]];
+  col[e] = static_cast<int32_t>(inside(column, p.num_cols) ? column : 0);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> coo_to_csr(const Tensor& row_, const Tensor& column_, int64_t num_rows,
@@ -92,7 +98,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> coo_to_csr(const Tensor& row_, const 
     Tensor keys = scratch(edges, ScalarType::Int), keys_out = scratch(edges, ScalarType::Int);
     int32_t *key = keys.mutable_data_ptr<int32_t>(), *key_out = keys_out.mutable_data_ptr<int32_t>();
     int32_t *id = col.mutable_data_ptr<int32_t>(), *id_out = perm.mutable_data_ptr<int32_t>();
-    keys_kernel<I><<<grid, kBlock, 0, launch.stream>>>(args, key, id);
+    keys_kernel<I><<<grid, kBlock, 0, launch.stream>>>(args, key, id, complaints());
     STD_CUDA_KERNEL_LAUNCH_CHECK();
     int bits = 1;
     while (bits < 31 && num_rows >> bits) ++bits;
@@ -115,9 +121,29 @@ Tensor coo_facts(const Tensor& row_, const Tensor& column_) {
   return find_facts(args, row, launch.stream);
 }
 
+// The address of the complaints, for a device of CUDA.
+int64_t id_complaints(const Tensor&) { return reinterpret_cast<int64_t>(complaints()); }
+
 }  // namespace
 
+longlong2* complaints() {
+  static std::mutex lock;
+  static longlong2* at = nullptr;
+  std::lock_guard<std::mutex> guard(lock);
+  if (at) return at;
+  void* made = nullptr;
+  // Refused while a CUDA graph is captured; the error must not stay behind.
+  if (cudaHostAlloc(&made, sizeof(longlong2), cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  at = static_cast<longlong2*>(made);
+  *at = {0, 0};
+  return at;
+}
+
 STABLE_TORCH_LIBRARY_IMPL(gnnfast, CUDA, m) {
+  m.impl("id_complaints", TORCH_BOX(&id_complaints));
   m.impl("coo_to_csr", TORCH_BOX(&coo_to_csr));
   m.impl("coo_facts", TORCH_BOX(&coo_facts));
 }

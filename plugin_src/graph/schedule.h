@@ -6,7 +6,8 @@
 //   order [num_rows] int32 (optional): the rows in launch order; id order without it.
 //
 // Returns items [num_rows + E / longest, 4] int32, of which the first layout[0] are used, and layout [4] int64 on the device:
-// items, pieces, items for a block, items for a warp.
+// items, pieces, items for a block, items for a warp. With `padded` the sections are as long as num_rows and E allow, so that layout
+// is known at once, on the CPU; what is not needed is filled with items of no edges (kPadding).
 #pragma once
 
 #include "common/csr.h"

@@ -1,5 +1,6 @@
 #include <torch/csrc/stable/library.h>
 
+#include <array>
 #include <cub/block/block_radix_sort.cuh>
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
@@ -91,8 +92,14 @@ __global__ void __launch_bounds__(kBlock) scan_kernel(Counts* windows, int64_t n
   }
 }
 
+// Where the sections after the pieces begin, if they are padded.
+struct Sections {
+  int64_t block, warp, lanes;
+  bool padded;
+};
+
 __global__ void __launch_bounds__(kBlock)
-    items_kernel(const ScheduleArgs p, const Counts* windows, const int64_t* layout, int4* items) {
+    items_kernel(const ScheduleArgs p, const Counts* windows, const int64_t* layout, const Sections sections, int4* items) {
   using Sort = cub::BlockRadixSort<int32_t, kBlock, kRows, int32_t>;
   __shared__ union {
     typename Scan::TempStorage scan;
@@ -103,7 +110,8 @@ __global__ void __launch_bounds__(kBlock)
   Counts offset{}, here{};
   Scan(storage.scan).ExclusiveScan(count_rows(p, rows), offset, Counts{}, [](Counts a, Counts b) { return a + b; }, here);
   const Counts window = windows[blockIdx.x];
-  const int64_t first[4] = {0, layout[1], layout[2], layout[2] + layout[3]};
+  const int64_t first[4] = {0, sections.padded ? sections.block : layout[1], sections.padded ? sections.warp : layout[2],
+                            sections.padded ? sections.lanes : layout[2] + layout[3]};
 
   int32_t key[kRows], position[kRows];
 #pragma unroll
@@ -138,7 +146,21 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-std::tuple<Tensor, Tensor> schedule(const Tensor& rowptr, const OptTensor& order, int64_t num_edges) {
+// How long the sections can become, in the order of a layout.
+std::array<int64_t, 4> longest_sections(const ScheduleArgs& p, int64_t num_edges) {
+  // A row of more than b edges has at most 2 / b pieces an edge.
+  const int64_t pieces = num_edges > p.block_edges ? 2 * num_edges / p.block_edges : 0;
+  const int64_t for_block = pieces + std::min(p.num_rows, num_edges / (p.warp_edges + 1));
+  const int64_t for_warp = std::min(p.num_rows, num_edges / (kShortRow + 1));
+  return {for_block + for_warp + p.num_rows, pieces, for_block, for_warp};
+}
+
+__global__ void __launch_bounds__(kBlock) padding_kernel(int4* items, int64_t count) {
+  const int64_t i = int64_t{blockIdx.x} * kBlock + threadIdx.x;
+  if (i < count) items[i] = make_int4(0, 0, 0, kPadding);
+}
+
+std::tuple<Tensor, Tensor> schedule(const Tensor& rowptr, const OptTensor& order, int64_t num_edges, bool padded) {
   ScheduleArgs p{};
   p.rowptr = check_index("rowptr", rowptr, rowptr);
   p.order = check_index("order", order, rowptr);
@@ -148,21 +170,29 @@ std::tuple<Tensor, Tensor> schedule(const Tensor& rowptr, const OptTensor& order
   p.warp_edges = static_cast<int32_t>(warp_edges(num_edges));
   p.block_edges = static_cast<int32_t>(block_edges(num_edges));
   const Launch launch(rowptr);
-  Tensor items = make_empty(rowptr, {p.num_rows + num_edges / p.block_edges, 4}, ScalarType::Int);
+  const std::array<int64_t, 4> longest = longest_sections(p, num_edges);
+  const int64_t most = padded ? longest[0] : p.num_rows + num_edges / p.block_edges;
+  Tensor items = make_empty(rowptr, {most, 4}, ScalarType::Int);
   Tensor layout = torch::stable::new_zeros(rowptr, {4}, ScalarType::Long);
-  if (p.num_rows == 0) return {items, layout};
+  Tensor known = make_on_cpu(longest);
+  if (p.num_rows == 0) return {items, padded ? known : layout};
   const int64_t windows = (p.num_rows + kWindow - 1) / kWindow;
   Tensor counts = make_empty(rowptr, {windows, 4}, ScalarType::Int);
   Counts* at = reinterpret_cast<Counts*>(counts.mutable_data_ptr<int32_t>());
   const unsigned grid = static_cast<unsigned>(windows);
+  int4* item = reinterpret_cast<int4*>(items.mutable_data_ptr<int32_t>());
+  if (padded) {
+    padding_kernel<<<blocks_for(most), kBlock, 0, launch.stream>>>(item, most);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  }
   count_kernel<<<grid, kBlock, 0, launch.stream>>>(p, at);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
   scan_kernel<<<1, kBlock, 0, launch.stream>>>(at, windows, layout.mutable_data_ptr<int64_t>());
   STD_CUDA_KERNEL_LAUNCH_CHECK();
-  items_kernel<<<grid, kBlock, 0, launch.stream>>>(p, at, layout.const_data_ptr<int64_t>(),
-                                                   reinterpret_cast<int4*>(items.mutable_data_ptr<int32_t>()));
+  const Sections sections{longest[1], longest[2], longest[2] + longest[3], padded};
+  items_kernel<<<grid, kBlock, 0, launch.stream>>>(p, at, layout.const_data_ptr<int64_t>(), sections, item);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
-  return {items, layout};
+  return {items, padded ? known : layout};
 }
 
 }  // namespace

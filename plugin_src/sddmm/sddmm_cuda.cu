@@ -2,6 +2,7 @@
 // schedule, so that the row it holds comes from L1 and only columns are gathered.
 #include <torch/csrc/stable/library.h>
 
+#include "common/ids.cuh"
 #include "common/launch.cuh"
 #include "common/vec.cuh"
 #include "sddmm.h"
@@ -64,15 +65,18 @@ __global__ void __launch_bounds__(kBlock) sddmm_csr_kernel(const SddmmArgs p, in
 }
 
 template <class T, class I, int VEC>
-__global__ void __launch_bounds__(kBlock) sddmm_coo_kernel(const SddmmArgs p, int lanes) {
+__global__ void __launch_bounds__(kBlock) sddmm_coo_kernel(const SddmmArgs p, int lanes, longlong2* complaint) {
   const int64_t thread = int64_t{blockIdx.x} * kBlock + threadIdx.x, pairs = p.m.num_edges * p.heads;
   const int64_t pair = min(thread / lanes, pairs - 1);
   const int64_t edge = pair / p.heads, head = pair % p.heads;
   const int64_t row = static_cast<const I*>(p.row)[edge], column = static_cast<const I*>(p.column)[edge];
-  const bool inside = row >= 0 && row < p.m.num_rows && column >= 0 && column < p.num_cols;
-  const acc_t<T> sum =
-      dot_partial<T, kDot, VEC>(p, inside ? row : 0, inside ? column : 0, edge, head, static_cast<int>(thread % lanes), lanes);
-  if (thread % lanes == 0 && thread / lanes < pairs) static_cast<T*>(p.out)[pair] = from_acc<T>(inside ? sum : acc_t<T>{0});
+  const bool good_row = inside(row, p.m.num_rows), good = good_row && inside(column, p.num_cols);
+  const bool stores = thread % lanes == 0 && thread / lanes < pairs;
+  if (stores && !good) complain(complaint, good_row ? column : row, good_row ? p.num_cols : p.m.num_rows);
+  acc_t<T> sum = 0;
+  if (p.m.num_rows > 0 && p.num_cols > 0)
+    sum = dot_partial<T, kDot, VEC>(p, good ? row : 0, good ? column : 0, edge, head, static_cast<int>(thread % lanes), lanes);
+  if (stores) static_cast<T*>(p.out)[pair] = from_acc<T>(good ? sum : acc_t<T>{0});
 }
 
 template <class T, int VEC>
@@ -87,9 +91,9 @@ void launch_sddmm(const SddmmArgs& p, cudaStream_t stream) {
   } else {
     const unsigned grid = blocks_for(p.m.num_edges * p.heads * lanes);
     if (p.index64)
-      sddmm_coo_kernel<T, int64_t, VEC><<<grid, kBlock, 0, stream>>>(p, lanes);
+      sddmm_coo_kernel<T, int64_t, VEC><<<grid, kBlock, 0, stream>>>(p, lanes, complaints());
     else
-      sddmm_coo_kernel<T, int32_t, VEC><<<grid, kBlock, 0, stream>>>(p, lanes);
+      sddmm_coo_kernel<T, int32_t, VEC><<<grid, kBlock, 0, stream>>>(p, lanes, complaints());
   }
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }

@@ -322,6 +322,7 @@ __global__ void __launch_bounds__(kBlock, kResident<T, OP, W, TPR>)
   const int64_t warp_id = (int64_t{blockIdx.x} - p.a.num_block_items) * kWarps + warp;
   if (for_block || warp_id < p.a.num_warp_items) {
     const int4 item = __ldg(items + (for_block ? blockIdx.x : p.a.num_block_items + warp_id));
+    if (item.w == kPadding) return;
     int begin = item.y, end = item.z;
     if (for_block) {  // an equal, contiguous share for each warp, in whole batches if it is more than one
       const int even = (end - begin + kWarps - 1) / kWarps, unit = even > kWarp ? kWarp : kWarp / kWarps;
@@ -377,7 +378,7 @@ __global__ void __launch_bounds__(kBlock, kResident<T, OP, W, TPR>)
     const int degree = item.z - item.y;
     mine.start(item.x, item.y);
     mine.template walk<TPR>(item.y, item.z, TPR == kWarp ? degree : __reduce_max_sync(kAllLanes, degree));
-    if (own < last && active) mine.store_row(item.x, degree);
+    if (own < last && active && item.w != kPadding) mine.store_row(item.x, degree);
   }
 }
 

@@ -4,8 +4,9 @@
 //
 // Needs no conversion, so it is the choice for a graph that is seen once. On CUDA rows are updated by atomics, so that sums
 // vary from run to run in the last bits; on the CPU each thread owns a range of rows and adds in edge order. An edge
-// with an id out of range counts as none: the ids are the user's own memory, which may change after it was checked. Rows
-// without edges get 0. With `self`, also dot[e, h] = <self[row], x[column]>: Algorithm 2, both gradients at once.
+// with an id out of range counts as none: the ids are the user's own memory, on CUDA not checked before (common/ids.cuh). Rows
+// without edges get 0. With `self`, also dot[e, h] = <self[row], x[column]>: Algorithm 2, both gradients at once. A mean returns
+// the degrees too, by which its backward pass divides the rows that it gathers (x_degree).
 #pragma once
 
 #include "common/csr.h"
@@ -26,11 +27,12 @@ struct SpmmCooArgs {
   const void* self;    // [num_rows, F]
   void* out;           // [num_rows, F] in the accumulation type, zeroed
   int32_t* degree;     // [num_rows], zeroed; mean only
+  const int32_t* x_degree;  // [num_cols] or null: row j of x counts as x[j] / max(x_degree[j], 1)
   void* dot;           // [E, H]
 };
 
 inline SpmmCooArgs check_coo(const Tensor& row, const Tensor& column, const OptTensor& weight, const Tensor& x,
-                             int64_t num_rows) {
+                             const OptTensor& x_degree, int64_t num_rows) {
   SpmmCooArgs args{};
   GNNFAST_CHECK(num_rows >= 0, "num_rows must not be negative, got ", num_rows);
   check_dim("row", row, 1);
@@ -46,6 +48,8 @@ inline SpmmCooArgs check_coo(const Tensor& row, const Tensor& column, const OptT
   args.width = x.size(1);
   args.heads = 1;
   args.x = x.const_data_ptr();
+  args.x_degree = check_index("degree", x_degree, x);
+  if (x_degree) check_size("degree", *x_degree, 0, args.num_cols);
   if (weight) {
     check_dtype("weight", *weight, x.scalar_type());
     check_same_device("weight", *weight, x);
@@ -59,24 +63,25 @@ inline SpmmCooArgs check_coo(const Tensor& row, const Tensor& column, const OptT
 }
 
 template <class Device>
-Tensor run_coo(SpmmCooArgs& args, const Tensor& x) {
+std::tuple<Tensor, Tensor> run_coo(SpmmCooArgs& args, const Tensor& x) {
   Tensor out = torch::stable::new_zeros(x, {args.num_rows, args.width}, acc_dtype(x.scalar_type()));
-  Tensor degree = torch::stable::new_zeros(x, {args.mean ? args.num_rows : 0}, ScalarType::Int);
+  Tensor degree = args.mean ? torch::stable::new_zeros(x, {args.num_rows}, ScalarType::Int) : make_empty(x, {0}, ScalarType::Int);
   args.out = out.mutable_data_ptr();
   args.degree = degree.mutable_data_ptr<int32_t>();
-  if (out.numel() > 0 && x.numel() > 0 && args.num_edges > 0) Device::spmm_coo(args, x);
-  return out.scalar_type() == x.scalar_type() ? out : torch::stable::to(out, x.scalar_type());
+  // A mean of no features has degrees all the same: none are asked for.
+  if (out.numel() > 0 && args.num_edges > 0) Device::spmm_coo(args, x);
+  return {out.scalar_type() == x.scalar_type() ? out : torch::stable::to(out, x.scalar_type()), degree};
 }
 
-// reduce: 0 sum, 1 mean, 2 max, 3 min.
+// reduce: 0 sum, 1 mean, 2 max, 3 min. Returns the result, and the degrees [num_rows] of a mean (else [0]).
 template <class Device>
-Tensor spmm_coo(const Tensor& row_, const Tensor& column_, const OptTensor& weight_, const Tensor& x_, int64_t num_rows,
-                int64_t reduce) {
+std::tuple<Tensor, Tensor> spmm_coo(const Tensor& row_, const Tensor& column_, const OptTensor& weight_, const Tensor& x_,
+                                    int64_t num_rows, int64_t reduce, const OptTensor& x_degree) {
   const Tensor x = check_features("x", x_, -1);
   const Tensor row = as_contiguous(row_), column = as_contiguous(column_);
   const OptTensor weight = weight_ ? OptTensor(as_contiguous(*weight_)) : weight_;
   GNNFAST_CHECK(reduce >= 0 && reduce <= 3, "reduce must be 0 to 3, got ", reduce);
-  SpmmCooArgs args = check_coo(row, column, weight, x, num_rows);
+  SpmmCooArgs args = check_coo(row, column, weight, x, x_degree, num_rows);
   args.op = reduce >= 2 ? kCooMax : kCooSum;
   args.mean = reduce == 1;
   args.negate = reduce == 3;
@@ -85,20 +90,20 @@ Tensor spmm_coo(const Tensor& row_, const Tensor& column_, const OptTensor& weig
 
 template <class Device>
 std::tuple<Tensor, Tensor> spmm_coo_backward(const Tensor& row_, const Tensor& column_, const Tensor& weight_,
-                                             const Tensor& self_, const Tensor& grad_) {
+                                             const Tensor& self_, const Tensor& grad_, const OptTensor& x_degree) {
   const Tensor grad = check_features("grad", grad_, -1), self = check_features("self", self_, -1);
   const Tensor row = as_contiguous(row_), column = as_contiguous(column_);
   const Tensor weight = as_contiguous(weight_);
   check_dtype("self", self, grad.scalar_type());
   check_size("self", self, 1, grad.size(1));
-  SpmmCooArgs args = check_coo(row, column, weight, grad, self.size(0));
+  SpmmCooArgs args = check_coo(row, column, weight, grad, x_degree, self.size(0));
   Tensor dot = torch::stable::empty_like(weight);
   args.op = kCooSumAndDot;
   args.self = self.const_data_ptr();
   args.dot = dot.mutable_data_ptr();
   const bool runs = args.num_rows * args.num_cols * args.width > 0;
   if (!runs || !grad.is_cuda()) dot = torch::stable::zero_(dot);  // the CPU kernel does not visit edges out of range
-  return {run_coo<Device>(args, grad), dot};
+  return {std::get<0>(run_coo<Device>(args, grad)), dot};
 }
 
 }  // namespace gnnfast

@@ -26,13 +26,14 @@ void scatter_rows(const SpmmCooArgs& p, int64_t row_begin, int64_t row_end) {
     const T* source = x + column * p.width;
     A* target = out + row * p.width;
     if (p.mean) p.degree[row] += 1;
+    const A share = p.x_degree ? static_cast<A>(std::max(p.x_degree[column], 1)) : A{1};
     const bool first = p.op == kCooMax && !seen[row - row_begin];
     if (first) seen[row - row_begin] = true;
     for (int64_t h = 0; h < p.heads; ++h) {
       const A w = weight ? static_cast<A>(weight[e * p.heads + h]) : A{1};
       A sum = 0;
       for (int64_t f = h * segment; f < (h + 1) * segment; ++f) {
-        const A v = static_cast<A>(source[f]);
+        const A v = p.x_degree ? static_cast<A>(source[f]) / share : static_cast<A>(source[f]);
         if (p.op == kCooMax) {
           const A message = weight ? static_cast<A>(static_cast<T>(w * v)) : v;
           if (first || sign * message > sign * target[f] || message != message) target[f] = message;

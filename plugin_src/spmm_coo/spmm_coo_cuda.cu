@@ -3,6 +3,7 @@
 // keys that sort as the floats do, which makes them the same from run to run.
 #include <torch/csrc/stable/library.h>
 
+#include "common/ids.cuh"
 #include "common/launch.cuh"
 #include "common/vec.cuh"
 #include "spmm_coo.h"
@@ -49,20 +50,21 @@ __device__ inline void atomic_add(A* p, const A (&v)[N]) {
 }
 
 template <class T, class I, int OP, int VEC>
-__global__ void __launch_bounds__(kBlock) spmm_coo_kernel(const SpmmCooArgs p, int lanes) {
+__global__ void __launch_bounds__(kBlock) spmm_coo_kernel(const SpmmCooArgs p, int lanes, longlong2* complaint) {
   using A = acc_t<T>;
   const int64_t thread = int64_t{blockIdx.x} * kBlock + threadIdx.x;
   const int t = static_cast<int>(thread % lanes);
   const int64_t edge = min(thread / lanes, p.num_edges - 1), segment = p.width / p.heads;
   int64_t row = static_cast<const I*>(p.row)[edge], column = static_cast<const I*>(p.column)[edge];
-  const bool inside = row >= 0 && row < p.num_rows && column >= 0 && column < p.num_cols;
-  const bool mine = thread / lanes < p.num_edges, live = mine && inside;
-  if (OP != kCooSumAndDot && !live) return;
-  if (!inside) row = column = 0;
+  const bool good_row = inside(row, p.num_rows), good = good_row && inside(column, p.num_cols);
+  const bool mine = thread / lanes < p.num_edges, live = mine && good;
+  if (mine && !good && t == 0) complain(complaint, good_row ? column : row, good_row ? p.num_cols : p.num_rows);
+  if (p.num_cols == 0 || (OP != kCooSumAndDot && !live)) return;
+  if (!good) row = column = 0;
   const T* x = static_cast<const T*>(p.x) + column * p.width;
   const T *self = static_cast<const T*>(p.self) + row * p.width, *weight = static_cast<const T*>(p.weight);
   A* out = static_cast<A*>(p.out) + row * p.width;
-  const A sign = p.negate ? -1 : 1;
+  const A sign = p.negate ? -1 : 1, share = p.x_degree ? static_cast<A>(max(__ldg(p.x_degree + column), 1)) : A{1};
   if (p.mean && t == 0) atomicAdd(p.degree + row, 1);
   for (int64_t h = 0; h < p.heads; ++h) {
     const A w = weight ? to_acc(__ldg(weight + edge * p.heads + h)) : A{1};
@@ -70,6 +72,10 @@ __global__ void __launch_bounds__(kBlock) spmm_coo_kernel(const SpmmCooArgs p, i
     for (int64_t f = h * segment + int64_t{t} * VEC; f < (h + 1) * segment; f += int64_t{lanes} * VEC) {
       A v[VEC];
       load_vector<VEC>(v, x + f);
+      if (p.x_degree) {
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) v[i] /= share;
+      }
       if constexpr (OP == kCooSumAndDot) {
         A own[VEC];
         load_vector<VEC>(own, self + f);
@@ -90,7 +96,7 @@ __global__ void __launch_bounds__(kBlock) spmm_coo_kernel(const SpmmCooArgs p, i
     }
     if constexpr (OP == kCooSumAndDot) {
       for (int o = 1; o < lanes; o <<= 1) sum += __shfl_xor_sync(kAllLanes, sum, o);
-      if (mine && t == 0) static_cast<T*>(p.dot)[edge * p.heads + h] = from_acc<T>(inside ? sum : A{0});
+      if (mine && t == 0) static_cast<T*>(p.dot)[edge * p.heads + h] = from_acc<T>(good ? sum : A{0});
     }
   }
 }
@@ -114,9 +120,10 @@ void launch_coo(const SpmmCooArgs& p, cudaStream_t stream) {
   int lanes = 1;
   while (lanes < kWarp && lanes * VEC < p.width / p.heads) lanes *= 2;
   const unsigned grid = blocks_for(p.num_edges * lanes);
-  if (p.op == kCooSum) spmm_coo_kernel<T, I, kCooSum, VEC><<<grid, kBlock, 0, stream>>>(p, lanes);
-  if (p.op == kCooMax) spmm_coo_kernel<T, I, kCooMax, VEC><<<grid, kBlock, 0, stream>>>(p, lanes);
-  if (p.op == kCooSumAndDot) spmm_coo_kernel<T, I, kCooSumAndDot, VEC><<<grid, kBlock, 0, stream>>>(p, lanes);
+  longlong2* complaint = complaints();
+  if (p.op == kCooSum) spmm_coo_kernel<T, I, kCooSum, VEC><<<grid, kBlock, 0, stream>>>(p, lanes, complaint);
+  if (p.op == kCooMax) spmm_coo_kernel<T, I, kCooMax, VEC><<<grid, kBlock, 0, stream>>>(p, lanes, complaint);
+  if (p.op == kCooSumAndDot) spmm_coo_kernel<T, I, kCooSumAndDot, VEC><<<grid, kBlock, 0, stream>>>(p, lanes, complaint);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
   if (p.mean || p.op == kCooMax) {
     finish_kernel<acc_t<T>><<<blocks_for(p.num_rows * p.width), kBlock, 0, stream>>>(p);

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from gnnfast.graph import Graph, Tuned
+from gnnfast.graph import Graph
+from gnnfast.graph.plan import Tuned
 
 REPEATS = 3
 SLABS = (128, 256, 512)  # bytes of features that a pass over the edges covers
@@ -26,7 +27,7 @@ def candidates(graph: Graph, row_bytes: int, kernels: tuple[str, ...], schedule:
 def best(graph: Graph, key: Hashable, options: list[Tuned], run: Callable[[Tuned], Any]) -> Tuned | None:
     """The option that ``run`` is fastest with, by CUDA events, found once for each graph and ``key``. ``None`` if it is not known
     yet and cannot be found out, because a CUDA graph is captured."""
-    kept: dict[Hashable, Tuned] = graph._shared.setdefault("tuned", {})
+    kept = graph.plan.tuned
     found = kept.get(key)
     if found is None:
         with torch.cuda.device(graph.device), torch.no_grad():

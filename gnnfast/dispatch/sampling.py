@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from gnnfast import _native, reporting
-from gnnfast.config import STRATEGIES, settings
+from gnnfast.config import settings
+from gnnfast.dispatch.calls import count, over_formats
+from gnnfast.dispatch.select import Sampling, select_sampling
 from gnnfast.graph import Graph
-from gnnfast.selector import Sampling, select_sampling
+from gnnfast.types import STRATEGIES
 
 if _native.cpu.loaded:
     from gnnfast.ops.spmm import SPMM, call
@@ -23,9 +25,9 @@ def plan(graph: Graph, reduce: str, needs_grad: bool, training: bool) -> Samplin
     if graph.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         if planned.strategy == "random":
             return "a captured CUDA graph would make the same draw in each replay"
-        if not graph.prepared(planned.width, csc=False):
+        if not graph.draws.prepared(graph, planned.width, csc=False):
             return "a CUDA graph is being captured and this one was not sampled before; run once before capturing"
-    longest, _ = graph.draws(planned.width)
+    longest, _ = graph.draws.sizes(graph, planned.width)
     return planned if longest > planned.width else f"no node has more than {planned.width} edges"
 
 
@@ -39,29 +41,26 @@ def run(
     place: str,
     seed: int | None = None,
 ) -> Tensor:
-    """One sampled aggregation on operands as :func:`gnnfast.aggregate.aggregate` takes them."""
-    if x.is_cuda:
-        graph.consider_locality(x.nbytes)
-    graph.uses += 1
-    _, draws = graph.draws(how.width)
+    """One sampled aggregation on operands as :func:`gnnfast.dispatch.execute.aggregate` takes them."""
+    _, draws = graph.draws.sizes(graph, how.width)
     reporting.sampled(graph.num_edges, draws)
     rate = draws / max(graph.num_edges, 1)
     reason = f"{how.strategy}, at most {how.width} edges a node: {rate:.1%} of {graph.num_edges:,}"
-    mean, strategy = reduce == "mean", STRATEGIES.index(how.strategy)
+    mean, strategy = reduce == "mean", STRATEGIES[how.strategy]
     # Two CUDA kernels add in different orders; a deterministic result must not depend on how often the graph was used.
     if how.strategy != "random" and not (x.is_cuda and torch.are_deterministic_algorithms_enabled()):
-        kept = graph.drawn(strategy, how.width)
+        kept = graph.draws.get(graph, how.strategy, how.width)
         if kept is not None:
             drawn, scale = kept
             if weight is not None:
                 in_slots, perm = drawn.slot_weights(weight, csc=False), drawn.csr.perm
                 assert perm is not None
                 weight = weight.index_select(0, perm) if in_slots is None else in_slots[0]
-            reporting.ran(place, f"sampled {reduce}", f"{reason}; draws kept")
+            count(graph, place, f"sampled {reduce}", f"{reason}; draws kept", x.nbytes)
             args = drawn.args(False, x.shape[1] * x.element_size(), permuted=False)
             return call(SPMM, False, args, weight, None, x, mean, scale if how.rescale and not mean else None)
-    reporting.ran(place, f"sampled {reduce}", reason)
-    args = graph.sampled_args(csc=needs_grad)
+    count(graph, place, f"sampled {reduce}", reason, x.nbytes)
+    args = graph.draws.args(graph, csc=needs_grad)
     if weight is not None and not (needs_grad and weight.requires_grad):
         in_slots = graph.slot_weights(weight, csc=False)
         if in_slots is not None:
@@ -72,3 +71,14 @@ def run(
         seed = int(torch.randint(2**62, ()))
     draw = how.width, strategy, seed
     return call(SPMM_SAMPLED, needs_grad, args, graph.order, weight, x, *draw, mean, how.rescale, False)
+
+
+def aggregate(
+    graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, needs_grad: bool, how: Sampling, place: str, seed: int | None
+) -> Tensor:
+    """:func:`run`, or the exact aggregation if no row has more edges than are drawn."""
+    if graph.draws.sizes(graph, how.width)[0] > how.width:
+        return run(graph, x, weight, reduce, needs_grad, how, place, seed)
+    count(graph, place, f"gar {reduce}", f"no node has more than {how.width} edges", x.nbytes)
+    weight_grad = needs_grad and weight is not None and weight.requires_grad
+    return over_formats(graph, x, weight, reduce, "even", 0.0, needs_grad, weight_grad, None)

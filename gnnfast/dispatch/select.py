@@ -15,16 +15,18 @@ from gnnfast.config import Settings
 
 
 class Statistics(NamedTuple):
-    """What the choice depends on. ``uses`` counts earlier aggregations over the graph; ``converted`` says that the formats that
-    GAR needs (CSR, and CSC for a gradient) exist; ``has_coo`` that the edges are there as COO."""
+    """What the choice depends on. ``converted`` says that the formats that GAR needs (CSR, and CSC for a gradient) exist;
+    ``has_coo`` that the edges are there as COO; ``regret`` is by how many milliseconds the aggregations over COO so far were slower
+    than they would have been over a format; ``capturing`` that a CUDA graph is being captured."""
 
     device: str
     num_src: int
     num_dst: int
     num_edges: int
-    uses: int
     converted: bool
     has_coo: bool
+    regret: float = 0.0
+    capturing: bool = False
 
     @property
     def average_degree(self) -> float:
@@ -43,21 +45,33 @@ class Request(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """``kernel`` is ``"gas"`` or ``"gar"``; ``reason`` is shown by ``gnnfast.report()``."""
+    """``kernel`` is ``"gas"`` or ``"gar"``; ``reason`` is shown by ``gnnfast.report()``; ``regret`` is what this aggregation adds
+    to that of the graph."""
 
     kernel: str
     reason: str
+    regret: float = 0.0
 
 
 class Costs(NamedTuple):
-    """What one aggregation over a graph seen for the first time was measured to cost on a device, in milliseconds: each a sum of
-    coefficients times the terms that :func:`terms` lists (``benchmarks/calibrate.py`` measures and fits them)."""
+    """What one aggregation was measured to cost, the host included, in milliseconds: over COO, with a conversion before, and over a
+    format that is there. Each is a sum of coefficients times the terms that :func:`terms` lists (``benchmarks/calibrate.py``
+    measures and fits them)."""
 
     gas: Sequence[float]
     convert_gar: Sequence[float]
+    gar: Sequence[float]
 
     def of(self, kernel: str, values: Sequence[float]) -> float:
-        return sum(c * v for c, v in zip(self.gas if kernel == "gas" else self.convert_gar, values))
+        return sum(c * v for c, v in zip(getattr(self, kernel), values))
+
+
+@lru_cache(maxsize=4096)
+def gas_or_convert(num_src: int, num_dst: int, num_edges: int, width: int, itemsize: int) -> tuple[float, float]:
+    """By how many milliseconds an aggregation over COO is slower than over a format, and what making the format takes."""
+    measured, values = costs(itemsize), terms(num_src, num_dst, num_edges, width, itemsize)
+    gar = measured.of("gar", values)
+    return max(measured.of("gas", values) - gar, 0.0), max(measured.of("convert_gar", values) - gar, 0.0)
 
 
 def terms(num_src: int, num_dst: int, num_edges: int, width: int, itemsize: int) -> tuple[float, ...]:
@@ -88,18 +102,21 @@ def select(graph: Statistics, request: Request, settings: Settings) -> Choice:
         return Choice(settings.kernel, f"kernel={settings.kernel} is set")
     if graph.converted:
         return CONVERTED
+    if graph.capturing:
+        return Choice("gas", "a CUDA graph is being captured, and nothing can be converted")
     if graph.device == "cpu":
         return Choice("gar", "on a CPU converting costs less than one scatter")
-    if graph.uses > 0:
-        return Choice("gar", "the graph was seen before")
     if settings.degree_threshold is not None:
         few = graph.average_degree < settings.degree_threshold
-        return Choice("gas" if few else "gar", f"first seen, average degree {'<' if few else '>='} {settings.degree_threshold:g}")
-    measured = costs(request.itemsize)
-    values = terms(graph.num_src, graph.num_dst, graph.num_edges, request.width, request.itemsize)
-    if measured.of("gas", values) < measured.of("convert_gar", values):
-        return Choice("gas", "first seen, and cheaper than converting by the calibration")
-    return Choice("gar", "first seen, and converting pays at once by the calibration")
+        return Choice(
+            "gas" if few else "gar", f"not converted, average degree {'<' if few else '>='} {settings.degree_threshold:g}"
+        )
+    slower, conversion = gas_or_convert(graph.num_src, graph.num_dst, graph.num_edges, request.width, request.itemsize)
+    # A gradient needs two formats, and is a second aggregation: both sides of the comparison double. To convert once as much has
+    # been lost as that takes is never more than twice as slow as the best in hindsight.
+    if graph.regret + slower < conversion:
+        return Choice("gas", "cheaper than converting so far, by the calibration", slower)
+    return Choice("gar", "converting pays, by the calibration")
 
 
 # ---- sampling ------------------------------------------------------------------------------------------------------------------

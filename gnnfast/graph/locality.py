@@ -1,13 +1,15 @@
-"""The order in which the CUDA kernels work through the rows of a graph. It never changes a result: rows are reduced in the order of
-their edges, whoever reduces them when."""
+"""Orders in which neighbours are near. They never change a result: rows are reduced in the order of their edges, whoever reduces
+them when."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from gnnfast.graph.formats import Csr, schedule
 
 ROUNDS = 6  # of label propagation; three find planted communities, and real ones are less clear
 FULLEST = 16384  # rows of a cluster: their sources must fit the L2 cache together
@@ -21,11 +23,6 @@ class Schedule(NamedTuple):
 
     items: Tensor
     layout: list[int]
-
-
-def build(rowptr: Tensor, num_edges: int, order: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The work items of a CSR matrix with its rows in ``order`` (int32; id order if not given), and the layout, on the device."""
-    return torch.ops.gnnfast.schedule(rowptr, order, num_edges)
 
 
 def by_degree(rowptr: Tensor) -> Tensor:
@@ -57,7 +54,7 @@ class Locality:
         milliseconds: what it took on the device.
     """
 
-    def __init__(self, sides: dict[str, Any], num_edges: int) -> None:
+    def __init__(self, sides: dict[int, Csr], num_edges: int) -> None:
         first = next(iter(sides.values()))
         self._begin, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         stream = torch.cuda.Stream(first.rowptr.device)
@@ -68,7 +65,7 @@ class Locality:
                 csr.rowptr.record_stream(stream)
                 csr.col.record_stream(stream)
             self.order, facts = torch.ops.gnnfast.cluster(first.rowptr, first.col, ROUNDS, FULLEST)
-            built = {side: build(csr.rowptr, num_edges, self.order) for side, csr in sides.items()}
+            built = {side: schedule(csr.rowptr, num_edges, self.order) for side, csr in sides.items()}
             self._items = {side: items for side, (items, _) in built.items()}
             numbers = torch.cat([facts, *(layout for _, layout in built.values())])
             self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
@@ -98,7 +95,7 @@ class Locality:
         before, after = self.near
         return after >= 0.25 and after >= before + 0.1
 
-    def schedules(self) -> dict[str, Schedule]:
+    def schedules(self) -> dict[int, Schedule]:
         """The schedule of each side."""
         stream = torch.cuda.current_stream(self.order.device)
         stream.wait_event(self._end)

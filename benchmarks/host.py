@@ -1,0 +1,275 @@
+"""Whole models where the host decides: small graphs, and graphs that are new in every step, with gnnfast on and off in turn.
+
+gnnfast bench host --device cuda --out benchmarks/results/NAME
+gnnfast bench host --groups molecules --sizes 32 --models GIN GCN
+
+Molecules: batches of small graphs of 15 to 34 atoms, 5 layers of 64. Samples: neighbours of seed nodes as a loader draws them
+(15, 10, 5 of each node), 3 layers of 256. Full: real graphs (GNNFAST_DATA), 2 layers of 64. "new": the edge_index is a new tensor
+in every step. A step of training is forward, loss, backward and Adam; inference runs under no_grad. Times are those of many steps,
+waited for once. Waits and launches are of one step on CUDA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GATConv, GCNConv, GINConv, GINEConv, PNAConv, SAGEConv, global_add_pool
+
+import gnnfast
+from gnnfast.cache import cache
+
+from . import graphs, tables, timing
+
+FANOUTS = (15, 10, 5)
+REAL = ("cora", "citeseer", "amazon-photo", "amazon-computers", "tolokers")
+SIZES = {"molecules": (32, 128, 1024), "samples": (128, 1024), "full": REAL}
+MODELS = {
+    "molecules": ("GIN", "GINE", "GCN", "SAGE", "GAT", "PNA"),
+    "samples": ("SAGE", "GCN", "GAT"),
+    "full": ("GCN", "SAGE", "GIN", "GAT"),
+}
+TOLERANCE = 1e-4
+
+
+class Work(NamedTuple):
+    """``x [N, F]``, ``edge_index [2, E]``, ``edge_attr [E, width]``; ``batch [N]`` is the graph of each node where graphs are
+    pooled, ``rows`` how many nodes the loss is over where not; ``widths`` are those of the layers."""
+
+    x: Tensor
+    edge_index: Tensor
+    edge_attr: Tensor
+    batch: Tensor | None
+    rows: int
+    widths: tuple[int, ...]
+
+
+def molecules(count: int, device: torch.device) -> Work:
+    """``count`` trees of 15 to 34 nodes with an edge more in ten, both directions, side by side."""
+    generator = torch.Generator().manual_seed(count)
+    sizes = torch.randint(15, 35, (count,), generator=generator)
+    first = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    pairs, of_node = [], torch.repeat_interleave(torch.arange(count), sizes)
+    for begin, size in zip(first.tolist(), sizes.tolist()):
+        parents = [int(torch.randint(max(i - 4, 0), i, (), generator=generator)) for i in range(1, size)]
+        pairs += [(begin + p, begin + i) for i, p in enumerate(parents, 1)]
+        pairs += [(begin + i, begin + i + 5) for i in range(0, size - 5, 10)]
+    half = torch.tensor(pairs).t()
+    edge_index = torch.cat([half, half.flip(0)], 1)[:, torch.randperm(2 * half.shape[1], generator=generator)]
+    nodes = int(first[-1])
+    x, attr = torch.randn(nodes, 64, generator=generator), torch.randn(edge_index.shape[1], 64, generator=generator)
+    moved = (t.to(device) for t in (x, edge_index, attr, of_node))
+    return Work(*moved, count, (64,) * 6)  # type: ignore[misc]
+
+
+def samples(seeds: int, device: torch.device) -> Work:
+    """Sampled neighbours of ``seeds`` nodes, hop by hop, in a large graph of arxiv's degrees, edges by destination as loaders give
+    them."""
+    generator = torch.Generator().manual_seed(seeds)
+    nodes, first, src, dst = seeds, 0, [], []
+    for fanout in FANOUTS:
+        frontier = torch.arange(first, nodes)
+        degree = torch.empty(frontier.numel()).log_normal_(1.3, 1.2, generator=generator).long().clamp(0, fanout)
+        count = int(degree.sum())
+        new = torch.rand(count, generator=generator) < 0.75
+        ids = torch.randint(0, nodes, (count,), generator=generator)
+        ids[new] = nodes + torch.arange(int(new.sum()))
+        src.append(ids)
+        dst.append(torch.repeat_interleave(frontier, degree))
+        first, nodes = nodes, nodes + int(new.sum())
+    edge_index = torch.stack([torch.cat(src), torch.cat(dst)]).to(device)
+    x = torch.randn(nodes, 100, generator=generator).to(device)
+    return Work(x, edge_index, x.new_empty(0), None, seeds, (100, 256, 256, 47))
+
+
+def full(name: str, device: torch.device) -> Work:
+    data = graphs.real_data(name)
+    x = data.x.to(device)
+    return Work(x, data.edge_index.to(device), x.new_empty(0), None, data.num_nodes, (x.shape[1], 64, 64))
+
+
+WORK: dict[str, Callable[[Any, torch.device], Work]] = {"molecules": molecules, "samples": samples, "full": full}
+
+
+def conv(name: str, width_in: int, width_out: int, work: Work) -> nn.Module:
+    def mlp() -> nn.Module:
+        return nn.Sequential(nn.Linear(width_in, width_out), nn.ReLU(), nn.Linear(width_out, width_out))
+
+    if name == "GIN":
+        return GINConv(mlp())
+    if name == "GINE":
+        return GINEConv(mlp())
+    if name == "GAT":
+        heads = 8 if width_out % 8 == 0 else 1
+        return GATConv(width_in, width_out // heads, heads=heads)
+    if name == "PNA":
+        histogram = work.edge_index[1].bincount(minlength=work.x.shape[0]).bincount()
+        return PNAConv(width_in, width_out, ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"], histogram)
+    return {"GCN": GCNConv, "SAGE": SAGEConv}[name](width_in, width_out)
+
+
+class Model(nn.Module):
+    """Layers with ReLU in between, and a sum over each graph where there are several."""
+
+    def __init__(self, name: str, work: Work) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(conv(name, *widths, work) for widths in zip(work.widths, work.widths[1:]))
+        self.takes_attr, self.graphs = name == "GINE", work.rows
+        self.head = nn.Linear(work.widths[-1], 1) if work.batch is not None else None
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, batch: Tensor | None) -> Tensor:
+        for i, layer in enumerate(self.convs):
+            x = x.relu() if i else x
+            x = layer(x, edge_index, edge_attr) if self.takes_attr else layer(x, edge_index)
+        if self.head is not None:
+            return self.head(global_add_pool(x, batch, self.graphs))
+        return x[: self.graphs]
+
+
+def make_step(name: str, work: Work, training: bool, new: bool) -> Callable[[], Tensor]:
+    """One step, which returns the model's output."""
+    torch.manual_seed(0)
+    model = Model(name, work).to(work.x.device).train(training)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+
+    def forward() -> Tensor:
+        edge_index = work.edge_index.clone() if new else work.edge_index
+        return model(work.x, edge_index, work.edge_attr, work.batch)
+
+    def train() -> Tensor:
+        optimizer.zero_grad()
+        out = forward()
+        out.square().mean().backward()
+        optimizer.step()
+        return out
+
+    def infer() -> Tensor:
+        with torch.no_grad():
+            return forward()
+
+    return train if training else infer
+
+
+def block_ms(step: Callable[[], Any], device: torch.device, seconds: float) -> float:
+    """Milliseconds a step, of as many as fill ``seconds``."""
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    once = min(timing.wall_ms(step, device) for _ in range(2)) / 1e3
+    count = max(int(seconds / once), 2)
+    synchronize()
+    begin = time.perf_counter()
+    for _ in range(count):
+        step()
+    synchronize()
+    return 1e3 * (time.perf_counter() - begin) / count
+
+
+def waits(step: Callable[[], Any]) -> int:
+    """How often a step waits for the device."""
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing CUDA operation" in str(w.message) for w in caught)
+
+
+def measure(group: str, size: Any, name: str, work: Work, training: bool, new: bool, options: argparse.Namespace) -> tables.Row:
+    device = work.x.device
+    row: tables.Row = {"group": group, "size": size, "model": name, "pass": "training" if training else "inference"}
+    row |= {"graph": "new" if new else "same", "nodes": work.x.shape[0], "edges": work.edge_index.shape[1]}
+    sides = {"PyG": gnnfast.disable, "gnnfast": gnnfast.enable}
+    steps, times, outputs = {}, {side: [] for side in sides}, {}
+    for side, switch in sides.items():
+        switch()
+        steps[side] = make_step(name, work, training, new)
+        outputs[side] = steps[side]().detach().double()
+    error = float((outputs["PyG"] - outputs["gnnfast"]).norm() / outputs["PyG"].norm().clamp(min=1e-30))
+    if not error < TOLERANCE:
+        raise SystemExit(f"gnnfast bench host: results of {row} differ by {error:.2g}")
+    for _ in range(options.repeats):
+        for side, switch in sides.items():
+            switch()
+            for _ in range(options.warmup):
+                steps[side]()
+            times[side].append(block_ms(steps[side], device, options.seconds))
+    for side in sides:
+        row[f"{side} ms"] = statistics.median(times[side])
+        row[f"{side} spread"] = (max(times[side]) - min(times[side])) / row[f"{side} ms"]
+    row["PyG / gnnfast"] = row["PyG ms"] / row["gnnfast ms"]
+    if device.type == "cuda" and not options.quick:
+        for side, switch in sides.items():
+            switch()
+            row[f"{side} waits"] = waits(steps[side])
+            row[f"{side} launches"] = timing.device_work(steps[side], calls=1, warmup=2)[1]
+    gnnfast.enable()
+    cache.clear()
+    return row
+
+
+def cells(options: argparse.Namespace) -> Iterator[tuple[str, Any, str, bool, bool]]:
+    for group in options.groups:
+        for size in SIZES[group]:
+            if options.sizes and str(size) not in options.sizes:
+                continue
+            for name in MODELS[group]:
+                if options.models and name not in options.models:
+                    continue
+                for training in (True, False):
+                    for new in (False, True):
+                        yield group, size, name, training, new
+
+
+def summary(rows: list[tables.Row]) -> list[tables.Row]:
+    """Geometric mean and least ratio by group, model, pass and graph."""
+    parts: dict[tuple[str, ...], list[tables.Row]] = {}
+    for row in rows:
+        parts.setdefault(tuple(row[k] for k in ("group", "model", "pass", "graph")), []).append(row)
+    found = []
+    for key, members in parts.items():
+        ratios = [r["PyG / gnnfast"] for r in members]
+        row = dict(zip(("kind", "model", "pass", "graph"), key)) | {"cells": len(ratios)}
+        found.append(row | {"geometric mean": timing.geometric_mean(ratios), "least": min(ratios)})
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="gnnfast bench host", description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--groups", nargs="*", choices=tuple(WORK), default=tuple(WORK))
+    parser.add_argument("--sizes", nargs="*", help=f"of {SIZES}; all if not given")
+    parser.add_argument("--models", nargs="*", choices=sorted({m for names in MODELS.values() for m in names}))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--warmup", type=int, default=4, help="steps before each measurement")
+    parser.add_argument("--seconds", type=float, default=0.15, help="of steps in one measurement")
+    parser.add_argument("--quick", action="store_true", help="without counting waits and launches")
+    parser.add_argument("--out", help="write OUT.json and OUT.md")
+    options = parser.parse_args(arguments)
+    device, rows, work, at = torch.device(options.device), [], None, None
+    if "full" in options.groups and graphs.data_folder() is None:
+        print("gnnfast bench host: GNNFAST_DATA does not name a folder with the real graphs; without full batches")
+        options.groups = [g for g in options.groups if g != "full"]
+    for group, size, name, training, new in cells(options):
+        if at != (group, size):
+            at, work = (group, size), WORK[group](size, device)
+        row = measure(group, size, name, work, training, new, options)
+        rows.append(row)
+        print(
+            f"{group} {size} {name} {row['pass']} {row['graph']}: PyG {row['PyG ms']:.3g} ms, gnnfast {row['gnnfast ms']:.3g} ms, "
+            f"{row['PyG / gnnfast']:.2f}" + (f"; waits {row['PyG waits']}, {row['gnnfast waits']}" if "PyG waits" in row else ""),
+            flush=True,
+        )
+    title = f"Models where the host decides, on {options.device}"
+    tables.write(options.out, title, rows, device, summary(rows))  # type: ignore[arg-type]
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

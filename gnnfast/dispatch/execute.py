@@ -1,0 +1,192 @@
+"""The driver of every op: chooses a kernel, counts, reports and calls. Framework-free, on unchecked operands; the adapters and
+:mod:`gnnfast.functional` call it alike."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnnfast import _native, features
+from gnnfast.cache import note_variable
+from gnnfast.config import Settings, settings
+from gnnfast.dispatch import autotune, sampling
+from gnnfast.dispatch.calls import arguments, count, over_coo, over_formats
+from gnnfast.dispatch.select import CONVERTED, Choice, Request, Statistics, select
+from gnnfast.graph import Graph, ids
+from gnnfast.graph.checks import saved_tensors_are_watched
+from gnnfast.graph.plan import Tuned
+from gnnfast.reporting import ran
+from gnnfast.types import EXTREMA
+from gnnfast.unsupported import Unsupported
+
+if _native.cpu.loaded:
+    from gnnfast.ops.layer import LAYER
+    from gnnfast.ops.sddmm import SDDMM, SDDMM_COO
+    from gnnfast.ops.spmm import call
+
+
+def aggregate(
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor | None,
+    reduce: str,
+    *,
+    place: str = "gnnfast.spmm",
+    ties: str = "even",
+    empty: float = 0.0,
+    training: bool = True,
+    owner: object = None,
+    copies: bool = False,
+) -> Tensor:
+    """One aggregation: ``x [num_src, F]``, ``weight [E]`` or ``[E, H]`` of the same dtype, or ``None``. Returns ``[num_dst, F]``.
+    For the documented form see :func:`gnnfast.spmm`.
+
+    ``ties`` as there, or ``"scatter"``, which is ``"even"`` as ``torch.scatter_reduce(include_self=False)`` has it: where the
+    result is 0, the value that it starts from takes a share. ``training`` is off where a model is known to be only evaluated,
+    whether or not gradients are enabled. ``owner`` is the layer, by which constant features are known again (see
+    :mod:`gnnfast.features`). With ``copies``, the caller's user may write into ``x`` before the backward pass, as a framework
+    allows that keeps gathered messages for it."""
+    grad_enabled = torch.is_grad_enabled()
+    weight_grad = grad_enabled and weight is not None and weight.requires_grad
+    needs_grad = weight_grad or (grad_enabled and x.requires_grad)
+    if torch.compiler.is_compiling():  # compiled code holds one kernel, and is exact
+        return over_formats(graph, x, weight, reduce, ties, empty, needs_grad, weight_grad, None)
+    current = settings()
+    sampling_asked = _samples(current)
+    if weight_grad and weight is not None:
+        note_variable(weight)
+    if owner is not None and not x.requires_grad and not sampling_asked:
+        compressed = features.try_aggregate(graph, x, weight, reduce, owner, place)
+        if compressed is not None:
+            return compressed
+    extremum = reduce in EXTREMA
+    if copies and (weight_grad or (needs_grad and extremum)):
+        if weight_grad and weight is not None and not x.requires_grad and extremum:
+            weight = weight.clone()
+        x = x.clone(memory_format=torch.contiguous_format)  # [N, F], where the framework keeps [E, F]
+    choice, tuned = choose(graph, x, reduce, needs_grad), None
+    kernel, reason = choice.kernel, choice.reason
+    if sampling_asked:
+        planned = sampling.plan(graph, reduce, needs_grad, grad_enabled and training)
+        if not isinstance(planned, str):
+            return sampling.run(graph, x, weight, reduce, needs_grad, planned, place)
+        reason += f"; not sampled: {planned}"
+    if x.is_cuda:
+        ids.check()
+        if current.autotune:
+            tuned = _tuned(graph, x, weight, reduce, ties, empty, needs_grad, weight_grad, kernel)
+        if tuned is not None:
+            kernel = tuned.kernel
+            reason = f"the fastest of those timed: schedule {tuned.schedule}, slab {tuned.slab or 'auto'}"
+    count(graph, place, f"{kernel} {reduce}", reason, x.nbytes)
+    if kernel == "gas":
+        graph.edges.regret += choice.regret
+        return over_coo(graph, x, weight, reduce, needs_grad)
+    return over_formats(graph, x, weight, reduce, ties, empty, needs_grad, weight_grad, tuned)
+
+
+def aggregate_linear(
+    graph: Graph,
+    x: Tensor,
+    lin_weight: Tensor,
+    bias: Tensor | None,
+    weight: Tensor | None,
+    reduce: str,
+    *,
+    place: str,
+    owner: object,
+    copies: bool = False,
+) -> Tensor | None:
+    """The sum or mean of ``x @ lin_weight.t()``, plus ``bias [O]``, on operands of one dtype: ``[num_dst, O]``. ``None`` where
+    there is something to convert, decide or watch first; :func:`aggregate` then does the middle part.
+
+    ``owner`` is the linear layer, by which constant features are known again; ``copies`` as in :func:`aggregate`."""
+    current, grad_enabled = settings(), torch.is_grad_enabled()
+    csc = grad_enabled and (x.requires_grad or lin_weight.requires_grad)
+    if _samples(current) or current.kernel == "gas" or current.autotune or not graph.has(csc):
+        return None
+    if grad_enabled and (saved_tensors_are_watched() or (weight is not None and weight.requires_grad)):
+        return None
+    row_bytes = lin_weight.shape[0] * lin_weight.element_size()
+    found, product = None if x.requires_grad else features.find(x, owner, "product"), None
+    if found is not None:
+        try:
+            product = found[0].product(csc, row_bytes)
+        except Unsupported:
+            return None
+        ran(place, "sparse product", found[1])
+    elif copies and grad_enabled and lin_weight.requires_grad:
+        x = x.clone(memory_format=torch.contiguous_format)
+    if x.is_cuda:
+        ids.check()
+    count(graph, place, f"linear and gar {reduce}", CONVERTED.reason, graph.num_src * row_bytes)
+    args, *weights = arguments(graph, weight, csc, row_bytes)
+    inputs = (*weights, reduce == "mean", product, x, lin_weight)
+    if grad_enabled and not csc and bias is not None and bias.requires_grad:  # as in an addition, nothing is kept for its gradient
+        return call(LAYER, False, args, *inputs, None) + bias  # type: ignore[no-any-return]
+    return call(LAYER, csc, args, *inputs, bias)  # type: ignore[no-any-return]
+
+
+def dot(graph: Graph, a: Tensor, b: Tensor, heads: int, place: str) -> Tensor:
+    """``<a[dst], b[src]>`` of each edge and head: ``a [num_dst, F]``, ``b [num_src, F]`` -> ``[E, heads]``."""
+    needs_grad = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+    choice = choose(graph, b, "sum", needs_grad)
+    if torch.compiler.is_compiling():
+        return call(SDDMM, needs_grad, graph.args(csc=needs_grad), a, b, heads, None, None, None)  # type: ignore[no-any-return]
+    if a.is_cuda:
+        ids.check()
+    count(graph, place, f"{choice.kernel} dot", choice.reason, b.nbytes)
+    coo = graph.coo if choice.kernel == "gas" else None
+    if coo is not None:
+        graph.edges.regret += choice.regret
+        return call(SDDMM_COO, needs_grad, (), coo[1], coo[0], a, b, heads)  # type: ignore[no-any-return]
+    return call(SDDMM, needs_grad, graph.args(csc=needs_grad), a, b, heads, None, None, None)  # type: ignore[no-any-return]
+
+
+def _samples(current: Settings) -> bool:
+    return current.sample != "off" or current.kernel == "sampled"
+
+
+def _tuned(
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor | None,
+    reduce: str,
+    ties: str,
+    empty: float,
+    needs_grad: bool,
+    weight_grad: bool,
+    chosen: str,
+) -> Tuned | None:
+    """The fastest way to run this aggregation; timed if it is the first of its kind."""
+    current, deterministic = settings(), torch.are_deterministic_algorithms_enabled()
+    # GAS competes only where the selector was free to choose and nothing needs CSR in a backward pass.
+    free = current.kernel == "auto" and graph.edges.coo is not None and not needs_grad and not deterministic
+    kernels = ("gas", "gar") if free else (chosen,)
+    row_bytes = x.shape[1] * x.element_size()
+    options = autotune.candidates(graph, row_bytes, kernels, current.schedule, deterministic)
+    weights = None if weight is None else weight.shape[1:]
+    key = (graph.flipped, x.shape[1], x.dtype, weights, reduce, kernels, current.schedule, deterministic)
+
+    def run(option: Tuned) -> Tensor:
+        if option.kernel == "gas":
+            return over_coo(graph, x, weight, reduce, needs_grad)
+        return over_formats(graph, x, weight, reduce, ties, empty, needs_grad, weight_grad, option)
+
+    return autotune.best(graph, key, options, run)
+
+
+def choose(graph: Graph, x: Tensor, reduce: str, needs_grad: bool) -> Choice:
+    """The selector's choice for an aggregation of ``x [num_src, F]`` over ``graph`` now."""
+    if torch.compiler.is_compiling():
+        return Choice("gar", "compiled code holds one kernel")
+    if needs_grad and saved_tensors_are_watched():
+        return Choice("gar", "hooks watch what is saved for the backward pass")
+    converted = graph.has(needs_grad)
+    if converted and settings().kernel == "auto":
+        return CONVERTED  # at once: whatever else the selector could say, it would be GAR
+    edges, capturing = graph.edges, graph.is_cuda and torch.cuda.is_current_stream_capturing()
+    sizes = graph.num_src, graph.num_dst, graph.num_edges
+    statistics = Statistics(graph.device.type, *sizes, converted, edges.coo is not None, edges.regret, capturing)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return select(statistics, Request(reduce, needs_grad, deterministic, x.shape[1], x.element_size()), settings())

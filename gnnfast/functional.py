@@ -1,0 +1,208 @@
+"""The public functions: checked, documented, and each a request to :mod:`gnnfast.dispatch`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnnfast import features
+from gnnfast.dispatch import execute, sampling
+from gnnfast.dispatch.select import Sampling
+from gnnfast.graph import Graph
+from gnnfast.graph.checks import check_device, check_integer, check_tensor
+from gnnfast.types import FEATURE_DTYPES, LINEAR, REDUCTIONS, STRATEGIES
+
+
+def spmm(graph: Graph, x: Tensor, weight: Tensor | None = None, reduce: str = "sum", *, ties: str = "even") -> Tensor:
+    r"""Aggregates the features of each node's in-neighbours:
+    :math:`y_i = \mathrm{reduce}_{e: j \to i} \, w_e \, x_j`.
+
+    Runs as GAR or GAS (fuseGNN, Chen et al., ICCAD 2020), as :mod:`gnnfast.selector` decides. Differentiable twice in ``x`` and
+    ``weight``. Nodes without in-edges get 0.
+
+    Args:
+        graph: ``num_src`` sources, ``num_dst`` destinations, ``E`` edges.
+        x: ``[num_src, F]`` or ``[num_src, H, D]``; float32, float64, float16 or bfloat16. 16-bit types accumulate in float32.
+        weight: ``[E]``, or ``[E, H]`` for three-dimensional ``x``; dtype and device of ``x``; in the edge order of the graph.
+        reduce: ``"sum"``, ``"mean"``, ``"max"`` or ``"min"``.
+        ties: who gets the gradient of max and min: ``"even"`` (all edges that attain it share it) or ``"first"`` (the first such
+            edge takes it, as in DGL).
+
+    Returns:
+        ``[num_dst, F]`` or ``[num_dst, H, D]``, the dtype of ``x``.
+
+    Raises:
+        TypeError: ``graph`` is no Graph, ``x`` or ``weight`` is no tensor, or ``x`` has an unsupported dtype.
+        ValueError: shapes, layouts, devices or dtypes do not fit together, or an unknown ``reduce`` or ``ties``.
+        IndexError: an id of the graph is out of range (checked once, when the graph is first used).
+        RuntimeError: gnnfast has no kernels for the device.
+    """
+    _check_operands(graph, x, weight, reduce, tuple(REDUCTIONS))
+    if not isinstance(ties, str) or ties not in ("first", "even"):
+        raise ValueError(f"ties must be 'first' or 'even', got {ties!r}")
+    if x.dim() == 2:
+        return execute.aggregate(graph, x, weight, reduce, ties=ties)
+    out = execute.aggregate(graph, x.reshape(x.shape[0], x.shape[1:].numel()), weight, reduce, ties=ties)
+    return out.view(graph.num_dst, *x.shape[1:])
+
+
+def spmm_sampled(
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor | None = None,
+    reduce: str = "sum",
+    *,
+    width: int,
+    strategy: str = "random",
+    rescale: bool = True,
+    seed: int | None = None,
+) -> Tensor:
+    r"""Approximates :func:`spmm` from at most ``width`` edges of each node (ES-SpMM, Lin et al., 2021, Algorithm 1); nodes with no
+    more edges are aggregated exactly. A mean divides by the number of edges taken. Breaks a graph of ``torch.compile``; compiled
+    code that runs :func:`spmm` is exact whatever the settings ask for.
+
+    Args:
+        graph, x, weight: as :func:`spmm`.
+        reduce: ``"sum"`` or ``"mean"``.
+        width: the most edges of a node, at least 1.
+        strategy: edge :math:`i` of the :math:`n` edges of a node, for :math:`i <` ``width``, is its ``i``-th with ``"bucket"``, its
+            :math:`577\,i \bmod n`-th with ``"fastrand"`` (577 is prime: where it divides :math:`n`, edges repeat after
+            :math:`n / 577` and count as often), and one of the ``i``-th of ``width`` equal parts with ``"random"``, drawn from a
+            hash of ``seed``, so that each edge is taken with probability ``width`` :math:`/ n`.
+        rescale: whether sums are multiplied by :math:`n /` ``width``; with ``"random"`` the result then has no bias.
+        seed: of ``"random"``; from torch's generator if not given, a new draw each call.
+
+    Returns:
+        As :func:`spmm`. Differentiable in ``x`` and ``weight``, twice, with ``"random"`` alone: the backward pass runs over the
+        same draw, which nothing stores.
+
+    Raises:
+        TypeError, ValueError, IndexError, RuntimeError: as :func:`spmm`; ValueError also for a ``width`` below 1, an unknown
+            ``strategy``, a ``seed`` of more than 64 bits, and where a gradient is asked of another strategy than ``"random"``.
+    """
+    _check_operands(graph, x, weight, reduce, LINEAR)
+    width = check_integer("width", width)
+    if width < 1:
+        raise ValueError(f"width must be an integer of at least 1, got {width}")
+    _check_one_of("strategy", strategy, tuple(STRATEGIES))
+    seed = None if seed is None else check_integer("seed", seed)
+    if seed is not None and not -(2**63) <= seed < 2**63:
+        raise ValueError(f"seed must be an integer of 64 bits, got {seed}")
+    if not isinstance(rescale, bool):
+        raise TypeError(f"rescale must be True or False, got {type(rescale).__name__}")
+    needs_grad = torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad))
+    if needs_grad and strategy != "random":
+        raise ValueError(f"strategy {strategy!r} has no gradient; use 'random', or call it under torch.no_grad()")
+    flat = x if x.dim() == 2 else x.reshape(x.shape[0], x.shape[1:].numel())
+    how = Sampling(strategy, min(width, 2**31 - 1), rescale)  # no row has more edges
+    out = sampling.aggregate(graph, flat, weight, reduce, needs_grad, how, "gnnfast.spmm_sampled", seed)
+    return out.view(graph.num_dst, *x.shape[1:])
+
+
+def spmm_sparse_features(graph: Graph, x: Tensor, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
+    r"""Aggregates sparse features of each node's in-neighbours into a dense result:
+    :math:`y_i = \mathrm{reduce}_{e: j \to i} \, w_e \, x_j`.
+
+    The cost grows with the stored entries of ``x`` instead of its size (Kim et al., IEEE Access 2022, Algorithm 2).
+    Differentiable twice in ``weight`` and, where ``x.requires_grad``, in ``x.values()``. Nodes without in-edges get 0. Entries that
+    are not stored count as nothing: a weight that is infinite or NaN does not turn them into NaN, as it would a stored zero.
+
+    Args:
+        graph: ``num_src`` sources, ``num_dst`` destinations, ``E`` edges.
+        x: ``[num_src, F]`` in the layout ``torch.sparse_csr``; float32, float64, float16 or bfloat16. 16-bit types accumulate in
+            float32. Entries stored several times are added.
+        weight: ``[E]``; dtype and device of ``x``; in the edge order of the graph.
+        reduce: ``"sum"`` or ``"mean"``.
+
+    Returns:
+        ``[num_dst, F]``, dense, the dtype of ``x``.
+
+    Raises:
+        TypeError: ``graph`` is no Graph, or ``x`` is not a ``torch.sparse_csr`` tensor of a supported dtype.
+        ValueError: shapes, devices or dtypes do not fit together, or an unknown ``reduce``.
+        IndexError: an index of the graph or of ``x`` is out of range (checked once, when each is first used).
+        RuntimeError: gnnfast has no kernels for the device.
+    """
+    if not isinstance(graph, Graph):
+        raise TypeError(f"graph must be a gnnfast.Graph, got {type(graph).__name__}; build one with Graph.from_edge_index(...)")
+    reason = features.unsupported(x)
+    if reason:
+        raise TypeError(reason)
+    check_tensor("x.values()", x.values())
+    if x.dim() != 2 or x.shape[0] != graph.num_src:
+        raise ValueError(f"x must have shape [{graph.num_src}, F], got {list(x.shape)}")
+    if x.device != graph.device:
+        raise ValueError(f"x is on {x.device} but the graph is on {graph.device}; move one of them")
+    if not isinstance(reduce, str) or reduce not in ("sum", "mean"):
+        raise ValueError(f"reduce must be sum or mean for sparse features, got {reduce!r}; gnnfast.spmm has max and min")
+    if weight is not None:
+        check_tensor("weight", weight)
+        if weight.shape != (graph.num_edges,):
+            raise ValueError(
+                f"weight must have shape [{graph.num_edges}] (one value per edge), got {list(weight.shape)}; gnnfast.spmm takes "
+                "weights per head"
+            )
+        if weight.dtype != x.dtype or weight.device != x.device:
+            raise ValueError(f"weight must be {x.dtype} on {x.device}, as x is, got {weight.dtype} on {weight.device}")
+    check_device("x", x)
+    return features.aggregate_csr(graph, x, weight, reduce, "gnnfast.spmm_sparse_features")
+
+
+def sddmm(graph: Graph, dst: Tensor, src: Tensor) -> Tensor:
+    r"""A dot product per edge: :math:`s_e = \langle a_i, b_j \rangle` for each edge :math:`e: j \to i`, and per head for
+    three-dimensional features. Differentiable twice.
+
+    Args:
+        graph: the graph.
+        dst: :math:`a`, ``[num_dst, F]`` or ``[num_dst, H, D]``; dtypes as :func:`spmm`.
+        src: :math:`b`, ``[num_src, F]`` or ``[num_src, H, D]``, the same dtype.
+
+    Returns:
+        ``[E]`` or ``[E, H]`` in the edge order of the graph.
+
+    Raises:
+        TypeError, ValueError, IndexError, RuntimeError: as :func:`spmm`.
+    """
+    _check_graph_and_features(graph, dst, "dst", graph.num_dst if isinstance(graph, Graph) else 0)
+    _check_graph_and_features(graph, src, "src", graph.num_src)
+    if dst.shape[1:] != src.shape[1:] or dst.dtype != src.dtype:
+        raise ValueError(
+            f"dst and src must agree in dtype and feature shape, got {dst.dtype} {list(dst.shape)} and {src.dtype} "
+            f"{list(src.shape)}"
+        )
+    heads = dst.shape[1] if dst.dim() == 3 else 1
+    a, b = (t.reshape(t.shape[0], t.shape[1:].numel()) for t in (dst, src))
+    out = execute.dot(graph, a, b, heads, "gnnfast.sddmm")
+    return out if dst.dim() == 3 else out.squeeze(1)
+
+
+def _check_operands(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, accepted_reductions: tuple[str, ...]) -> None:
+    _check_graph_and_features(graph, x, "x", graph.num_src if isinstance(graph, Graph) else 0)
+    _check_one_of("reduce", reduce, accepted_reductions)
+    if weight is not None:
+        check_tensor("weight", weight)
+        heads = x.shape[1] if x.dim() == 3 else None
+        dim = weight.dim()
+        if not (dim == 1 or (dim == 2 and weight.size(1) == heads)) or weight.size(0) != graph.num_edges:
+            accepted = f"[{graph.num_edges}]" + (f" or [{graph.num_edges}, {heads}]" if heads is not None else "")
+            raise ValueError(f"weight must have shape {accepted} (one value per edge), got {list(weight.shape)}")
+        if weight.dtype != x.dtype or weight.device != x.device:
+            raise ValueError(f"weight must be {x.dtype} on {x.device}, as x is, got {weight.dtype} on {weight.device}")
+
+
+def _check_graph_and_features(graph: Graph, x: Tensor, name: str, rows: int) -> None:
+    if not isinstance(graph, Graph):
+        raise TypeError(f"graph must be a gnnfast.Graph, got {type(graph).__name__}; build one with Graph.from_edge_index(...)")
+    check_tensor(name, x)
+    if x.dtype not in FEATURE_DTYPES:
+        raise TypeError(f"{name} has dtype {x.dtype}; accepted are float32, float64, float16 and bfloat16")
+    if x.dim() not in (2, 3) or x.shape[0] != rows:
+        raise ValueError(f"{name} must have shape [{rows}, F] or [{rows}, H, D], got {list(x.shape)}")
+    if x.device != graph.device:
+        raise ValueError(f"{name} is on {x.device} but the graph is on {graph.device}; move one of them")
+    check_device(name, x)
+
+
+def _check_one_of(name: str, value: str, accepted: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in accepted:
+        raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {value!r}")
