@@ -28,6 +28,7 @@ tensor was detached from.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
@@ -40,6 +41,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gnnfast.config import settings
+from gnnfast.stream import is_capturing
 
 _STRIDED = torch.strided
 
@@ -103,7 +105,7 @@ _captured: dict[int, Any] = {}
 def keep_if_captured(value: object) -> None:
     """Called with what a CUDA kernel is about to read: a CUDA graph that is being captured reads it in each replay, so it must not
     be let go with the tensor it was made from."""
-    if not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
+    if is_capturing() and not torch.compiler.is_compiling():
         _captured[id(value)] = value
 
 
@@ -141,6 +143,7 @@ class Cache:
         self._lock = threading.RLock()
         self.hits = self.misses = self.evictions = 0
         self.nbytes = 0  # of the values
+        self._ordered = False  # whether entries are kept in the order of their use: nobody asks for it while values take little
 
     def find(self, tensors: tuple[Tensor, ...], key: Hashable, parts: tuple[Tensor, ...] = ()) -> Any:
         """The value for these tensors, their ``parts`` and ``key``, or ``None``."""
@@ -154,10 +157,9 @@ class Cache:
         for seen, t in zip(entry.parts, parts):
             if not seen.unchanged(t):
                 return None
-        try:
-            self._entries.move_to_end(full_key)
-        except KeyError:
-            return entry.value  # dropped by another thread; the value is good all the same
+        if self._ordered:
+            with contextlib.suppress(KeyError):  # dropped by another thread; the value is good all the same
+                self._entries.move_to_end(full_key)
         return entry.value
 
     def get(self, tensors: tuple[Tensor, ...], key: Hashable, build: Callable[[], Any], parts: tuple[Tensor, ...] = ()) -> Any:
@@ -211,12 +213,17 @@ class Cache:
 
     def grew(self, nbytes: int) -> None:
         """Called when a value has grown: drops old entries while all exceed the budget."""
+        if not nbytes:
+            return
         with self._lock:
             self.nbytes += nbytes
-            if nbytes > 0 and self.nbytes > self.budget():
-                while len(self._entries) > 1 and self.nbytes > self.budget():
-                    self._drop(next(iter(self._entries)))
-                    self.evictions += 1
+            if nbytes < 0:
+                return
+            budget = self.budget()
+            self._ordered = self._ordered or self.nbytes > budget // 4
+            while len(self._entries) > 1 and self.nbytes > budget:
+                self._drop(next(iter(self._entries)))
+                self.evictions += 1
 
     def budget(self) -> int:
         """Bytes the values may take: ``GNNFAST_CACHE_MB``, else a quarter of the memory of the device in use."""

@@ -23,6 +23,7 @@ from gnnfast.dispatch.select import SparseChoice, densities, sparse_pays
 from gnnfast.graph import Graph
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.reporting import measured, ran
+from gnnfast.stream import is_capturing
 from gnnfast.types import FEATURE_DTYPES
 from gnnfast.unsupported import CAPTURING, Unsupported
 
@@ -204,21 +205,25 @@ class Measured(Held):
 _sightings: dict[tuple[int, int, str], Seen] = {}
 
 
+def large(x: Tensor) -> bool:
+    """Whether features are so large that their zeros may be worth knowing."""
+    return x.shape[1] >= MIN_WIDTH and x.numel() >= MIN_ELEMENTS
+
+
 def eligible(x: Tensor) -> bool:
     """Whether dense features may be a constant input that is worth measuring."""
     return not (
         type(x) is not Tensor
         or torch._C._get_tracing_state() is not None  # which would warn of the comparisons
         or x.dim() != 2
-        or x.shape[1] < MIN_WIDTH
-        or x.numel() < MIN_ELEMENTS
+        or not large(x)
         or x.layout is not torch.strided
         or x.dtype not in FEATURE_DTYPES
         or not is_constant(x)
         or torch.compiler.is_compiling()
         or settings().feature_density_threshold == 0
         # Replays read what x holds then; a compressed copy would not follow.
-        or (x.is_cuda and torch.cuda.is_current_stream_capturing())
+        or (x.is_cuda and is_capturing())
     )
 
 
@@ -243,7 +248,7 @@ def measure(x: Tensor, owner: object, what: str) -> Measured | None:
 
 
 def _unless_capturing(x: Tensor, make: Callable[[Tensor], Any]) -> Any:
-    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+    if x.is_cuda and is_capturing():
         raise Unsupported(CAPTURING)
     with torch.no_grad(), torch.inference_mode(False):
         return make(x)

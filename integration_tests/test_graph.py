@@ -10,6 +10,7 @@ import pytest
 import torch
 from graphs import GRAPHS
 
+import gnnfast
 from gnnfast import Graph
 from gnnfast.cache import Cache, cache
 
@@ -19,6 +20,7 @@ from gnnfast.cache import Cache, cache
 def test_formats(name, index_dtype, device):
     edge_index, num_src, num_dst = GRAPHS[name]()
     graph = Graph.from_edge_index(edge_index.to(device, index_dtype), (num_src, num_dst))
+    graph.args(csc=True, exact=True)
     for csr, row, column, rows in (
         (graph.csr, edge_index[1], edge_index[0], num_dst),
         (graph.csc, edge_index[0], edge_index[1], num_src),
@@ -74,17 +76,32 @@ def test_schedule_covers_every_slot_once(name, ordered, device):
 @pytest.mark.parametrize(
     "edges,message",
     [
-        ([[0, 5], [0, 1]], r"column index 5 is out of range \[0, 3\)"),
-        ([[0, -1], [0, 1]], r"column index -1 is out of range \[0, 3\)"),
-        ([[0, 1], [0, 4]], r"row index 4 is out of range \[0, 4\)"),
-        ([[0, 1], [-2, 1]], r"row index -2 is out of range \[0, 4\)"),
+        ([[0, 5], [0, 1]], r"index 5 .*is out of range \[0, 3\)"),
+        ([[0, -1], [0, 1]], r"index -1 .*is out of range \[0, 3\)"),
+        ([[0, 1], [0, 4]], r"index 4 .*is out of range \[0, 4\)"),
+        ([[0, 1], [-2, 1]], r"index -2 .*is out of range \[0, 4\)"),
     ],
 )
-@pytest.mark.parametrize("use", ["csr", "coo"])
+@pytest.mark.parametrize("use", ["csr", "spmm", "sddmm", "max"])
 def test_out_of_range(edges, message, use, device):
+    """Named at once on a CPU; on a GPU when the user waits for it, or calls again after it is done."""
     graph = Graph.from_edge_index(torch.tensor(edges, device=device), (3, 4))
+    x, y = torch.ones(3, 2, device=device, requires_grad=True), torch.ones(4, 2, device=device)
+    calls = {
+        "csr": lambda: graph.csr,
+        "spmm": lambda: gnnfast.spmm(graph, x),
+        "sddmm": lambda: gnnfast.sddmm(graph, y, x),
+        "max": lambda: gnnfast.spmm(graph, x, reduce="max").sum().backward(),
+    }
     with pytest.raises(IndexError, match=message):
-        getattr(graph, use)
+        calls[use]()
+        torch.cuda.synchronize()
+    if device.type == "cuda":
+        torch.cuda.synchronize()  # said once
+        out = gnnfast.spmm(graph, x)  # in range are the others
+        assert out.sum() == 2 * ((graph.coo[0] >= 0) & (graph.coo[0] < 3) & (graph.coo[1] >= 0) & (graph.coo[1] < 4)).sum()
+        with pytest.raises(IndexError, match=message):
+            gnnfast.spmm(graph, x)
 
 
 @pytest.mark.parametrize(
@@ -179,8 +196,6 @@ def test_cache_threads():
 
 
 def test_formats_made_in_inference_mode_serve_training(device):
-    import gnnfast
-
     graph = Graph.from_edge_index(torch.randint(0, 9, (2, 40), device=device), 9)
     with torch.inference_mode():
         gnnfast.spmm(graph, torch.randn(9, 4, device=device), torch.rand(40, device=device))

@@ -10,6 +10,7 @@ import torch
 
 from gnnfast.graph import Graph
 from gnnfast.graph.plan import Tuned
+from gnnfast.stream import is_capturing
 
 REPEATS = 3
 SLABS = (128, 256, 512)  # bytes of features that a pass over the edges covers
@@ -31,7 +32,7 @@ def best(graph: Graph, key: Hashable, options: list[Tuned], run: Callable[[Tuned
     found = kept.get(key)
     if found is None:
         with torch.cuda.device(graph.device), torch.no_grad():
-            if torch.cuda.is_current_stream_capturing():
+            if is_capturing():
                 return None
             found = options[0] if len(options) == 1 else min(options, key=lambda option: _milliseconds(lambda: run(option)))
             kept[key] = found

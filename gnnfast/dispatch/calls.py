@@ -39,7 +39,7 @@ def arguments(
 def over_coo(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, needs_grad: bool) -> Tensor:
     coo = graph.coo
     assert coo is not None
-    return call(SPMM_COO, needs_grad, (), coo[1], coo[0], weight, x, graph.num_dst, REDUCTIONS[reduce], None)[0]  # type: ignore[no-any-return]
+    return call(SPMM_COO, needs_grad, (), coo[1], coo[0], weight, x, graph.num_dst, REDUCTIONS[reduce], None)  # type: ignore[no-any-return]
 
 
 def over_formats(
@@ -57,7 +57,7 @@ def over_formats(
     if reduce in EXTREMA:
         args = graph.args(needs_grad and x.requires_grad, row_bytes, tuned=tuned)
         mode = TIES[ties] if needs_grad else 0
-        return call(SPMM_MAX, needs_grad, args, weight, x, reduce == "min", mode, empty)[0]  # type: ignore[no-any-return]
+        return call(SPMM_MAX, needs_grad, args, weight, x, reduce == "min", mode, empty)  # type: ignore[no-any-return]
     if weight_grad:
         args, weights = graph.args(True, row_bytes, tuned=tuned), [weight, None]
     else:

@@ -16,6 +16,7 @@ from gnnfast.graph import Graph, ids
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.plan import Tuned
 from gnnfast.reporting import ran
+from gnnfast.stream import is_capturing
 from gnnfast.types import EXTREMA
 from gnnfast.unsupported import Unsupported
 
@@ -50,12 +51,14 @@ def aggregate(
     weight_grad = grad_enabled and weight is not None and weight.requires_grad
     needs_grad = weight_grad or (grad_enabled and x.requires_grad)
     if torch.compiler.is_compiling():  # compiled code holds one kernel, and is exact
+        if not graph.has(needs_grad) and graph.edges.coo is not None and not (needs_grad and reduce in EXTREMA):
+            return over_coo(graph, x, weight, reduce, needs_grad)
         return over_formats(graph, x, weight, reduce, ties, empty, needs_grad, weight_grad, None)
     current = settings()
     sampling_asked = _samples(current)
     if weight_grad and weight is not None:
         note_variable(weight)
-    if owner is not None and not x.requires_grad and not sampling_asked:
+    if owner is not None and not x.requires_grad and not sampling_asked and features.large(x):
         compressed = features.try_aggregate(graph, x, weight, reduce, owner, place)
         if compressed is not None:
             return compressed
@@ -64,7 +67,7 @@ def aggregate(
         if weight_grad and weight is not None and not x.requires_grad and extremum:
             weight = weight.clone()
         x = x.clone(memory_format=torch.contiguous_format)  # [N, F], where the framework keeps [E, F]
-    choice, tuned = choose(graph, x, reduce, needs_grad), None
+    choice, tuned = choose(graph, x, reduce, needs_grad, current), None
     kernel, reason = choice.kernel, choice.reason
     if sampling_asked:
         planned = sampling.plan(graph, reduce, needs_grad, grad_enabled and training)
@@ -130,7 +133,7 @@ def aggregate_linear(
 def dot(graph: Graph, a: Tensor, b: Tensor, heads: int, place: str) -> Tensor:
     """``<a[dst], b[src]>`` of each edge and head: ``a [num_dst, F]``, ``b [num_src, F]`` -> ``[E, heads]``."""
     needs_grad = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
-    choice = choose(graph, b, "sum", needs_grad)
+    choice = choose(graph, b, "sum", needs_grad, settings())
     if torch.compiler.is_compiling():
         return call(SDDMM, needs_grad, graph.args(csc=needs_grad), a, b, heads, None, None, None)  # type: ignore[no-any-return]
     if a.is_cuda:
@@ -176,17 +179,25 @@ def _tuned(
     return autotune.best(graph, key, options, run)
 
 
-def choose(graph: Graph, x: Tensor, reduce: str, needs_grad: bool) -> Choice:
-    """The selector's choice for an aggregation of ``x [num_src, F]`` over ``graph`` now."""
+def choose(graph: Graph, x: Tensor, reduce: str, needs_grad: bool, current: Settings) -> Choice:
+    """The selector's choice for an aggregation of ``x [num_src, F]`` over ``graph`` now. Remembered with the graph for as long as
+    its reasons hold: layers ask in every call."""
     if torch.compiler.is_compiling():
         return Choice("gar", "compiled code holds one kernel")
     if needs_grad and saved_tensors_are_watched():
         return Choice("gar", "hooks watch what is saved for the backward pass")
     converted = graph.has(needs_grad)
-    if converted and settings().kernel == "auto":
+    if converted and current.kernel == "auto":
         return CONVERTED  # at once: whatever else the selector could say, it would be GAR
-    edges, capturing = graph.edges, graph.is_cuda and torch.cuda.is_current_stream_capturing()
-    sizes = graph.num_src, graph.num_dst, graph.num_edges
-    statistics = Statistics(graph.device.type, *sizes, converted, edges.coo is not None, edges.regret, capturing)
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    return select(statistics, Request(reduce, needs_grad, deterministic, x.shape[1], x.element_size()), settings())
+    edges, deterministic = graph.edges, torch.are_deterministic_algorithms_enabled()
+    width, itemsize = x.shape[1], x.element_size()
+    key = reduce, needs_grad, deterministic, width, itemsize, converted
+    asked, kept = edges.choices.get(key, (None, None))
+    if kept is None or asked is not current or edges.regret >= kept.until:
+        sizes = graph.num_src, graph.num_dst, graph.num_edges
+        capturing = graph.is_cuda and is_capturing()
+        statistics = Statistics(graph.device.type, *sizes, converted, edges.coo is not None, edges.regret, capturing)
+        kept = select(statistics, Request(reduce, needs_grad, deterministic, width, itemsize), current)
+        if not capturing:
+            edges.choices[key] = current, kept
+    return kept

@@ -10,6 +10,7 @@ from gnnfast.config import settings
 from gnnfast.dispatch.calls import count, over_formats
 from gnnfast.dispatch.select import Sampling, select_sampling
 from gnnfast.graph import Graph
+from gnnfast.stream import is_capturing
 from gnnfast.types import STRATEGIES
 
 if _native.cpu.loaded:
@@ -22,7 +23,7 @@ def plan(graph: Graph, reduce: str, needs_grad: bool, training: bool) -> Samplin
     planned = select_sampling(graph.average_degree, reduce, needs_grad, training, settings())
     if isinstance(planned, str):
         return planned
-    if graph.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if graph.device.type == "cuda" and is_capturing():
         if planned.strategy == "random":
             return "a captured CUDA graph would make the same draw in each replay"
         if not graph.draws.prepared(graph, planned.width, csc=False):

@@ -46,11 +46,12 @@ class Request(NamedTuple):
 
 class Choice(NamedTuple):
     """``kernel`` is ``"gas"`` or ``"gar"``; ``reason`` is shown by ``gnnfast.report()``; ``regret`` is what this aggregation adds
-    to that of the graph."""
+    to that of the graph, and ``until`` the regret from which the choice must be made again."""
 
     kernel: str
     reason: str
     regret: float = 0.0
+    until: float = math.inf
 
 
 class Costs(NamedTuple):
@@ -115,7 +116,7 @@ def select(graph: Statistics, request: Request, settings: Settings) -> Choice:
     # A gradient needs two formats, and is a second aggregation: both sides of the comparison double. To convert once as much has
     # been lost as that takes is never more than twice as slow as the best in hindsight.
     if graph.regret + slower < conversion:
-        return Choice("gas", "cheaper than converting so far, by the calibration", slower)
+        return Choice("gas", "cheaper than converting so far, by the calibration", slower, conversion - slower)
     return Choice("gar", "converting pays, by the calibration")
 
 

@@ -77,10 +77,14 @@ def check_integer(name: str, value: Any) -> int:
     raise TypeError(f"{name} must be an integer, got {type(value).__name__} {reprlib.repr(value)}")
 
 
+# Kernels count slots in int32, up to a block's edges ahead.
+MOST_NODES, MOST_EDGES = 2**31 - 1, 2**31 - 2**16
+
+
 def check_count(name: str, value: Any) -> int:
+    """A number of nodes or edges. Raises TypeError or ValueError if it is none that kernels can count to."""
     number = check_integer(name, value)
-    # Kernels count slots in int32, up to a block's edges ahead.
-    most, text = (2**31 - 2**16, "2^31 - 2^16") if name == "num_edges" else (2**31 - 1, "2^31 - 1")
+    most, text = (MOST_EDGES, "2^31 - 2^16") if name == "num_edges" else (MOST_NODES, "2^31 - 1")
     if not 0 <= number < most:
         raise ValueError(f"{name} must be at least 0 and below {text}, got {number}")
     return number

@@ -11,6 +11,7 @@ from torch import Tensor
 from gnnfast.cache import Held, keep_if_captured
 from gnnfast.graph import formats
 from gnnfast.graph.formats import NO_CSR
+from gnnfast.stream import is_capturing
 from gnnfast.types import STRATEGIES
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Draws(Held):
         ids are those of ``graph``, and edges over draws of each row, ``[num_dst]`` float64. Made at the second request and kept
         for the last few; ``None`` before, if there is no memory, and if it would be made while a CUDA graph is captured."""
         key = graph.flipped, STRATEGIES[strategy], width
-        capturing = graph.is_cuda and torch.cuda.is_current_stream_capturing()
+        capturing = graph.is_cuda and is_capturing()
         with graph.lock:
             if key not in self.drawn:
                 may = self._asked.get(key)

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from gnnfast.cache import Held, is_constant, keep_if_captured
 from gnnfast.graph import formats, ids
-from gnnfast.graph.checks import brief, check_count, check_ids, saved_tensors_are_watched
+from gnnfast.graph.checks import MOST_EDGES, MOST_NODES, brief, check_count, check_ids, saved_tensors_are_watched
 from gnnfast.graph.draws import Draws
 from gnnfast.graph.edge_values import EdgeValues
 from gnnfast.graph.formats import BY_DST, BY_SRC, NO_CSR, Csr
 from gnnfast.graph.plan import Plan, Tuned
+from gnnfast.stream import is_capturing
 from gnnfast.unsupported import Unsupported
 
 
@@ -24,7 +25,8 @@ class Edges(Held):
     """What a graph and its reverse share: the edges in all formats, and what was made of them.
 
     ``coo`` are ``(src, dst)`` as given; ``formats`` those by destination and by source; ``checked`` whether all ids are known to be
-    in range; ``uses`` counts aggregations, and ``regret`` is the time in milliseconds by which they took longer over COO.
+    in range; ``uses`` counts aggregations, and ``regret`` is the time in milliseconds by which they took longer over COO;
+    ``choices`` are those of the selector until now (:func:`gnnfast.dispatch.execute.choose`).
     """
 
     def __init__(self) -> None:
@@ -34,6 +36,7 @@ class Edges(Held):
         self.checked = False
         self.uses = 0
         self.regret = 0.0
+        self.choices: dict[Any, Any] = {}
         self.lock = threading.RLock()
 
     # Most graphs that are new in each step need none of these.
@@ -107,12 +110,26 @@ class Graph:
         src, dst = check_ids("src", src, 1), check_ids("dst", dst, 1)
         if src.shape != dst.shape or src.dtype != dst.dtype or src.device != dst.device:
             raise ValueError(f"src and dst must agree in shape, dtype and device, got {brief(src)} and {brief(dst)}")
-        graph = cls(
-            check_count("num_src", num_src), check_count("num_dst", num_dst), check_count("num_edges", src.numel()), src.device
-        )
-        with torch.inference_mode(False):  # made under inference_mode they could not be saved for a backward pass
-            graph.edges.coo = tuple(t.clone() if t.is_inference() else t for t in (src, dst))  # type: ignore[assignment]
+        sizes = check_count("num_src", num_src), check_count("num_dst", num_dst), check_count("num_edges", src.numel())
+        return cls._of_ids(src, dst, *sizes)
+
+    @classmethod
+    def _of_ids(cls, src: Tensor, dst: Tensor, num_src: int, num_dst: int, num_edges: int) -> Graph:
+        graph = cls(num_src, num_dst, num_edges, src.device)
+        if src.is_inference():
+            with torch.inference_mode(False):  # made under inference_mode they could not be saved for a backward pass
+                src, dst = src.clone(), dst.clone()
+        graph.edges.coo = src, dst
         return graph
+
+    @classmethod
+    def from_checked(cls, edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) -> Graph:
+        """From an ``edge_index`` whose shape, dtype and device are known to be right, and sizes of tensors; without ``to_target``
+        edges go from row 1 to row 0."""
+        first, second = edge_index.detach().unbind()  # detached, the rows do not keep the user's tensor object alive as their base
+        if max(num_src, num_dst) >= MOST_NODES or edge_index.shape[1] >= MOST_EDGES:
+            return cls.from_coo(first, second, num_src, num_dst)  # which says what is wrong
+        return cls._of_ids(*((first, second) if to_target else (second, first)), num_src, num_dst, edge_index.shape[1])
 
     @classmethod
     def from_csr(cls, rowptr: Tensor, col: Tensor, num_src: int | None = None, perm: Tensor | None = None) -> Graph:
@@ -204,8 +221,10 @@ class Graph:
         edges = self.edges
         if edges.coo is None:
             return None
-        src, dst = reversed(edges.coo) if self.flipped else edges.coo
-        if not edges.checked:
+        src, dst = edges.coo
+        if self.flipped:
+            src, dst = dst, src
+        if not edges.checked and not torch.compiler.is_compiling():
             if self.is_cuda:
                 ids.watch(src)
             else:
@@ -244,7 +263,7 @@ class Graph:
         edges = self.edges
         found = edges.formats[side]
         if found is None:
-            if self.is_cuda and torch.cuda.is_current_stream_capturing():
+            if self.is_cuda and is_capturing():
                 raise Unsupported(
                     "a CUDA graph is being captured and this graph has not been converted yet; run once before capturing"
                 )
@@ -314,16 +333,10 @@ class Graph:
         """Called before each aggregation over a format: ``x_bytes`` are those of the gathered features. Counts, and lets the plan
         be improved."""
         edges = self.edges
-        uses = edges.uses
-        edges.uses = uses + 1
-        if self.is_cuda and uses:
-            made, plan = edges.formats, edges.plan
-            if not ((made[0] is None or made[0].exact) and (made[1] is None or made[1].exact)):
-                with edges.lock:
-                    plan.make_exact(made, uses)
-            if not plan.settled:
-                with edges.lock:
-                    plan.consider_locality(made, uses, x_bytes, self.num_src == self.num_dst, repr(self))
+        edges.uses += 1
+        if self.is_cuda and edges.nbytes and not edges.plan.settled(edges.formats):
+            with edges.lock:
+                edges.plan.improve(edges.formats, edges.uses - 1, x_bytes, self.num_src == self.num_dst, repr(self))
 
     def slot_weights(self, weight: Tensor, csc: bool) -> tuple[Tensor, Tensor | None] | None:
         """The weight ``[num_edges]`` or ``[num_edges, H]`` in the slot orders of CSR and CSC: itself where there is no ``perm``,
@@ -333,8 +346,11 @@ class Graph:
         if perm is None and perm_t is None:
             return (weight, weight) if csc else (weight, None)
         # Replays of a captured CUDA graph read what the weights are then.
-        capturing = self.is_cuda and torch.cuda.is_current_stream_capturing()
-        if capturing or not is_constant(weight) or (torch.is_grad_enabled() and saved_tensors_are_watched()):
+        if (
+            (self.is_cuda and is_capturing())
+            or not is_constant(weight)
+            or (torch.is_grad_enabled() and saved_tensors_are_watched())
+        ):
             return None
         values = self.edges.values
         orders = values.find(weight, (first, second) if csc else (first,))

@@ -13,6 +13,7 @@ from gnnfast.config import settings
 from gnnfast.graph import locality
 from gnnfast.graph.formats import Csr, Exactly, schedule
 from gnnfast.reporting import scheduled
+from gnnfast.stream import is_capturing
 
 EXACT_USES = 3  # aggregations from which a schedule of nothing but work is worth making
 
@@ -58,10 +59,16 @@ class Plan(Held):
         """:attr:`order`, where it was found to pay."""
         return self.order if isinstance(self.locality, Found) else None
 
-    @property
-    def settled(self) -> bool:
-        """Whether nothing is to be decided any more."""
-        return isinstance(self.locality, (str, Found))
+    def settled(self, formats: list[Csr | None]) -> bool:
+        """Whether nothing is to be decided or improved any more."""
+        first, second = formats
+        exact = (first is None or first.exact) and (second is None or second.exact)
+        return exact and (type(self.locality) is Found or type(self.locality) is str)
+
+    def improve(self, formats: list[Csr | None], uses: int, x_bytes: int, square: bool, name: str) -> None:
+        """Called before each aggregation on CUDA, after ``uses`` others, while :meth:`settled` says no. Waits for nothing."""
+        self._make_exact(formats, uses)
+        self._consider_locality(formats, uses, x_bytes, square, name)
 
     def default(self, cuda: bool, row_bytes: int, num_edges: int, num_rows: int) -> Tuned:
         """What the settings ask for. ``auto`` is the locality schedule once there is one, where rows gather enough to outweigh that
@@ -101,10 +108,9 @@ class Plan(Held):
         self.grew(order.nbytes - nbytes_of(self.order))
         self.order = order
 
-    def make_exact(self, formats: list[Csr | None], uses: int) -> None:
-        """Called before each aggregation on CUDA with formats that are not all exact: makes them so after some uses, and takes the
-        exact ones over once they are there. Waits for nothing."""
-        if uses < EXACT_USES or torch.cuda.is_current_stream_capturing():
+    def _make_exact(self, formats: list[Csr | None], uses: int) -> None:
+        """Makes formats exact after some uses, and takes the exact ones over once they are there."""
+        if uses < EXACT_USES or is_capturing():
             return
         for side, csr in enumerate(formats):
             if csr is None or csr.exact:
@@ -118,9 +124,9 @@ class Plan(Held):
                 self.args.clear()
                 self.grew(exact.nbytes - csr.nbytes)
 
-    def consider_locality(self, formats: list[Csr | None], uses: int, x_bytes: int, square: bool, name: str) -> None:
-        """Called before each aggregation of so many bytes of features on CUDA: after some uses of a graph that it is expected to
-        help, starts to make a locality schedule, and takes it over once it is there. Waits for nothing."""
+    def _consider_locality(self, formats: list[Csr | None], uses: int, x_bytes: int, square: bool, name: str) -> None:
+        """After some uses of a graph that it is expected to help, starts to make a locality schedule for so many bytes of features,
+        and takes it over once it is there."""
         state = self.locality
         if uses < locality.USES or isinstance(state, (str, Found)) or settings().schedule != "auto":
             return
@@ -131,14 +137,14 @@ class Plan(Held):
             num_edges = csr.col.numel()
             if not square or not locality.large_enough(csr.rowptr.numel() - 1, num_edges):
                 self.locality = "too small, too sparse or bipartite"
-            elif locality.exceeds_cache(x_bytes, csr.col.device) and not torch.cuda.is_current_stream_capturing():
+            elif locality.exceeds_cache(x_bytes, csr.col.device) and not is_capturing():
                 try:
                     made = {side: csr for side, csr in enumerate(formats) if csr is not None}
                     self.locality = locality.Locality(made, num_edges)
                 except RuntimeError:  # no memory; the user's call must not fail for it
                     self.locality = "no memory"
             return
-        if torch.cuda.is_current_stream_capturing() or not state.ready():
+        if is_capturing() or not state.ready():
             return
         before, after = state.near
         if not state.pays:

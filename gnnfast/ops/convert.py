@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gnnfast.cache import Held
+from gnnfast.stream import is_capturing
 
 FACTS = 5  # numbers in the facts of an edge list
 
@@ -63,7 +64,7 @@ def derived(array: Tensor, what: Hashable, make: Callable[[], Tensor]) -> Tensor
     kept = _derived.get(array)
     found = None if kept is None else kept.get(what)
     if found is None:
-        if array.is_cuda and torch.cuda.is_current_stream_capturing():
+        if array.is_cuda and is_capturing():
             return None
         with torch.no_grad(), torch.inference_mode(False):
             found = _derived.setdefault(array, {})[what] = make()

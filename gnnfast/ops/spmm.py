@@ -41,12 +41,14 @@ class Formula(NamedTuple):
     """An op and its autograd formula. Inputs, and which of them need a gradient, are those after the graph.
 
     ``keep(ctx, needs, output, *inputs)`` returns the tensors that the backward pass wants, and puts what is no tensor into ``ctx``;
-    ``backward(ctx, graph, kept, needs, *grads)`` returns the gradients of the inputs.
+    ``backward(ctx, graph, kept, needs, *grads)`` returns the gradients of the inputs. With ``hides``, only the first output is a
+    result: the others are for the backward pass.
     """
 
     op: Any
     keep: Callable[..., tuple[Tensor | None, ...]]
     backward: Callable[..., tuple[Tensor | None, ...]]
+    hides: bool = False
 
 
 class Eager(torch.autograd.Function):
@@ -59,7 +61,7 @@ class Eager(torch.autograd.Function):
         with _below_autograd():
             output = formula.op(*graph, *inputs)
         ctx.save_for_backward(*formula.keep(ctx, ctx.needs_input_grad[2:], output, *inputs))
-        return output
+        return output[0] if formula.hides else output
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -74,6 +76,8 @@ def register(formula: Formula, graph_args: int = GRAPH_ARGS) -> Formula:
     """Registers a formula for its op, whose first arguments are a graph's."""
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        if formula.hides:
+            ctx.mark_non_differentiable(*output[1:])
         graph, needs = inputs[:graph_args], ctx.needs_input_grad[graph_args:]
         ctx.graph = [None if isinstance(t, Tensor) else t for t in graph]  # the layouts
         ctx.save_for_backward(
@@ -84,21 +88,23 @@ def register(formula: Formula, graph_args: int = GRAPH_ARGS) -> Formula:
         s = ctx.saved_tensors
         graph = tuple(t if other is None else other for t, other in zip(s, ctx.graph))
         needs = ctx.needs_input_grad[graph_args:]
-        return *(None,) * graph_args, *formula.backward(ctx, graph, s[graph_args:], needs, *grads)
+        return *(None,) * graph_args, *formula.backward(ctx, graph, s[graph_args:], needs, *(grads[:1] if formula.hides else grads))
 
     torch.library.register_autograd(formula.op, backward, setup_context=setup)
     return formula
 
 
 def call(formula: Formula, needs_grad: bool, graph: tuple[Any, ...], *arguments: Any) -> Any:
-    """Runs an op so that it can be differentiated if ``needs_grad``."""
+    """Runs an op so that it can be differentiated if ``needs_grad``. Returns its result, or results."""
     if torch.compiler.is_compiling():
-        return formula.op(*graph, *arguments)
-    if needs_grad:
+        output = formula.op(*graph, *arguments)
+    elif needs_grad:
         apply = Eager.apply if torch._C._are_functorch_transforms_active() else _apply
         return apply(graph, formula, *arguments)
-    with _below_autograd():  # the registered autograd kernel is Python, and passing through it costs as much as a small graph
-        return formula.op(*graph, *arguments)
+    else:
+        with _below_autograd():  # the registered autograd kernel is Python, and passing through it costs as much as a small graph
+            output = formula.op(*graph, *arguments)
+    return output[0] if formula.hides else output
 
 
 def run(op: Any, *arguments: Any) -> Any:
@@ -254,12 +260,11 @@ def _(*args: Any) -> tuple[Tensor, Tensor]:
 def _max_keep(ctx: Any, needs: Any, output: Any, weight: Any, x: Tensor, minimum: bool, ties: int, empty: float) -> tuple[Any, ...]:
     ctx.ties = ties
     out, aux = output
-    ctx.mark_non_differentiable(aux)
     shared = ties >= EVEN
     return weight, x if shared or needs[0] else None, out if shared else None, aux
 
 
-def _max_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+def _max_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tuple[Any, ...]:
     weight, x, out, aux = kept
     if ctx.ties == 0:
         raise RuntimeError("gnnfast: spmm_max was called with ties=0, which keeps nothing for a gradient; pass ties=1 or more")
@@ -273,7 +278,7 @@ def _max_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor, _: 
     return grad_weight, grad_x, None, None, None
 
 
-SPMM_MAX = register(Formula(_ops.spmm_max.default, _max_keep, _max_backward))
+SPMM_MAX = register(Formula(_ops.spmm_max.default, _max_keep, _max_backward, hides=True))
 
 
 def attained(

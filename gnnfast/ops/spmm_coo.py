@@ -46,12 +46,11 @@ def _keep(
     x_degree: Any,
 ) -> tuple[Any, ...]:
     ctx.reduce, ctx.num_cols, ctx.weight_shape = reduce, x.shape[0], None if weight is None else weight.shape
-    ctx.mark_non_differentiable(output[1])
     degree = output[1] if reduce == _MEAN else None
     return row, column, weight if needs[3] else None, x if needs[2] else None, degree, x_degree
 
 
-def _backward(ctx: Any, _: Any, kept: Any, needs: Any, grad: Tensor, __: Any) -> tuple[Any, ...]:
+def _backward(ctx: Any, _: Any, kept: Any, needs: Any, grad: Tensor) -> tuple[Any, ...]:
     row, column, weight, x, degree, x_degree = kept
     if ctx.reduce in _EXTREMA:
         raise RuntimeError("gnnfast: spmm_coo has no gradient for max and min; use spmm_max over CSR")
@@ -72,7 +71,7 @@ def _backward(ctx: Any, _: Any, kept: Any, needs: Any, grad: Tensor, __: Any) ->
     return None, None, grad_weight, grad_x, None, None, None
 
 
-SPMM_COO = register(Formula(_ops.spmm_coo.default, _keep, _backward), graph_args=0)
+SPMM_COO = register(Formula(_ops.spmm_coo.default, _keep, _backward, hides=True), graph_args=0)
 
 
 # spmm_coo_backward(row, column, weight, x [M, F], grad [N, F], degree [N] | None) -> [M, F], [E] | [E, H]: both gradients with one

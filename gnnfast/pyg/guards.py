@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gnnfast import _native
+from gnnfast.stream import is_capturing
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
@@ -41,4 +42,4 @@ def operand(name: str, t: object) -> str:
 
 def capturing(device: torch.device) -> bool:
     """Whether a CUDA graph is being captured, so that nothing may be converted."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return device.type == "cuda" and is_capturing()

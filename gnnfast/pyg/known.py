@@ -73,28 +73,27 @@ _BY_NORM = (
 
 
 class Watch:
-    """A verdict that depends on functions, found by the names of ``paths`` from ``places``: it holds as long as these, and their
-    code objects, are the very same. One C call finds them all, as each call of a layer asks."""
+    """A verdict that depends on functions: those of the names ``own`` of a class, and those at ``paths`` from ``places``. It holds
+    as long as these, and their code objects, are the very same; each call of a layer asks."""
 
-    __slots__ = ("_codes", "_find", "_find_codes", "_functions", "_ids", "_judge", "_places", "_verdict")
+    __slots__ = ("_codes", "_find", "_find_own", "_functions", "_judge", "_places", "_verdict")
 
-    def __init__(self, places: dict[str, Any], paths: tuple[str, ...], judge: Callable[[], Any]) -> None:
-        self._places, self._find, self._judge = SimpleNamespace(**places), operator.attrgetter(*paths), judge
-        self._find_codes = operator.attrgetter(*(f"f{i}.__code__" for i in range(len(paths))))
-        self._ids: tuple[int, ...] = ()
-        self._functions = SimpleNamespace()
+    def __init__(self, own: tuple[str, ...], places: dict[str, Any], paths: tuple[str, ...], judge: Callable[[], Any]) -> None:
+        self._find_own = operator.attrgetter(*own) if own else lambda _: ()
+        self._find, self._places, self._judge = operator.attrgetter(*paths) if paths else None, SimpleNamespace(**places), judge
+        self._functions: tuple[Any, ...] = ()
         self._codes: Any = None
 
-    def verdict(self) -> Any:
+    def verdict(self, cls: Any = None) -> Any:
         """The verdict; judged anew if something has changed. Raises AttributeError if something is missing or no function."""
-        functions = self._find(self._places)
-        ids = tuple(map(id, functions))  # proxies that wrap a function claim to equal it
-        if ids != self._ids:
-            # Held, so that no other gets the id of one, and at hand: their code objects are found there in half the time.
-            self._functions, self._ids, self._codes = SimpleNamespace(**{f"f{i}": f for i, f in enumerate(functions)}), ids, None
-        codes = self._find_codes(self._functions)
-        if codes != self._codes:
-            self._verdict, self._codes = self._judge(), codes
+        functions = self._find_own(cls)
+        if self._find is not None:
+            functions += self._find(self._places)
+        # Identical, not equal: proxies that wrap a function claim to equal it. Held, so that no other gets the place of one.
+        same = len(functions) == len(self._functions) and all(map(operator.is_, functions, self._functions))
+        codes = [function.__code__ for function in functions]
+        if not same or codes != self._codes:
+            self._verdict, self._functions, self._codes = self._judge(), functions, codes
         return self._verdict
 
 
@@ -112,12 +111,11 @@ def _replaced(rows: tuple[tuple[str, str, tuple[str, str]], ...]) -> str:
     return ""
 
 
-def watch_propagate(cls: type, kind: type, methods: tuple[str, ...], judge: Callable[[], Any]) -> Watch:
+def watch_propagate(kind: type, methods: tuple[str, ...], judge: Callable[[], Any]) -> Watch:
     """A verdict that depends on all that a class of message passing, with an aggregation of a kind, runs; of itself ``methods``."""
     places, paths = _named(_BY_PROPAGATE)
-    paths += tuple(f"cls.{name}" for name in methods) + tuple(f"kind.{name}" for name in _OF_AGGREGATION)
-    places |= {"cls": weakref.proxy(cls), "kind": kind, "Module": torch.nn.Module}  # classes are let go
-    return Watch(places, (*paths, *_OF_MODULE), judge)
+    paths += tuple(f"kind.{name}" for name in _OF_AGGREGATION)
+    return Watch(methods, places | {"kind": kind, "Module": torch.nn.Module}, (*paths, *_OF_MODULE), judge)
 
 
 _of_tensor = torch.Tensor.__dict__.keys()  # follows the dictionary
@@ -147,7 +145,7 @@ def replaced_in_module(cls: type) -> str:
 
 @functools.cache
 def _norm() -> Watch:
-    return Watch(*_named(_BY_NORM), lambda: _replaced(_BY_NORM))
+    return Watch((), *_named(_BY_NORM), lambda: _replaced(_BY_NORM))
 
 
 def replaced_in_norm() -> str:
@@ -168,10 +166,10 @@ def is_linear(cls: type) -> bool:
     if watch is None:
         if cls.__module__ not in _LINEARS or getattr(sys.modules[cls.__module__], "Linear", None) is not cls:
             return False
-        watch = Watch({"cls": cls}, ("cls.forward", "cls.__call__", "cls._call_impl"), lambda: _judge_linear(cls))
+        watch = Watch(("forward", "__call__", "_call_impl"), {}, (), lambda: _judge_linear(cls))
         _linears[cls] = watch
     try:
-        return watch.verdict()
+        return watch.verdict(cls)
     except AttributeError:
         return False
 

@@ -15,10 +15,12 @@ from gnnfast.features import aggregate_csr, unsupported
 from gnnfast.graph import Graph, ids
 from gnnfast.pyg import guards
 from gnnfast.pyg.messages import Message
-from gnnfast.pyg.verdict import Verdict, check_module, refused
+from gnnfast.pyg.verdict import check_module, refused
 from gnnfast.reporting import fell_back
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
+
+_STRIDED = torch.strided
 
 
 def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
@@ -34,70 +36,87 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -
 
 
 def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
-    if (type(edge_index) is not Tensor or edge_index.layout is not torch.strided) and not _is_edge_index(edge_index):
+    if (type(edge_index) is not Tensor or edge_index.layout is not _STRIDED) and not _is_edge_index(edge_index):
         if module.fuse and _is_sparse(edge_index):
             return NotImplemented  # PyG's fused route, which gnnfast.pyg.sparse serves
         raise Unsupported(f"the adjacency is a {_kind(edge_index)}")
     verdict = check_module(module)
     message, reduce = verdict.message, verdict.reduce
-    x, num_src, num_dst, flow = _sizes(module, message, edge_index, size, kwargs)
-    weight = kwargs.get(message.weight) if message.weight is not None else None
-    if message.weight is not None and weight is None and not (message.optional and message.weight in kwargs):
-        raise Unsupported(f"message() uses {message.weight}, which was not passed to propagate()")
-    graph = graph_of(edge_index, num_src, num_dst, flow)
-    features, weight, restore = _operands(module, message, graph, x, weight)
-
+    x, num_src, num_dst, to_target = _sizes(module, message, edge_index, size, kwargs)
+    weight = None
+    if message.weight is not None:
+        weight = kwargs.get(message.weight)
+        if weight is None and not (message.optional and message.weight in kwargs):
+            raise Unsupported(f"message() uses {message.weight}, which was not passed to propagate()")
+    graph = graph_of(edge_index, num_src, num_dst, to_target)
     if graph.is_cuda:
         ids.check()  # of earlier calls; in this one PyG raises its own error
+    features, weight, restore = _operands(module, message, graph, x, weight)
+    place = verdict.place
     try:
-        place = f"pyg {type(module).__name__}"
-        if features.layout is torch.sparse_csr:
+        if features.layout is not _STRIDED:
             out = _sparse_features(graph, features, weight, reduce, place)
         else:
-            how: Any = dict(ties="scatter", training=module.training, owner=module, copies=True)
-            out = aggregate(graph, features, weight, reduce, place=place, **how)
+            training = module.training
+            out = aggregate(
+                graph, features, weight, reduce, place=place, ties="scatter", training=training, owner=module, copies=True
+            )
     except (IndexError, ValueError) as error:  # a bad index or size: PyG raises its own error
         raise Unsupported(f"invalid input: {error}") from None
-    return _update(module, verdict, restore(out), kwargs)
+    if restore is not None:
+        out = restore(out)
+    if verdict.update is None:
+        return out
+    return module.update(out, **{name: kwargs[name] for name in verdict.update if name in kwargs})
 
 
 def _sizes(module: Any, message: Message, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> tuple[Tensor, int, int, bool]:
     """The gathered features and the sizes of the graph in the direction of the messages, as PyG's collect() finds them."""
-    to_target = module.flow == "source_to_target"
-    i, j = (1, 0) if to_target else (0, 1)
-    sizes = [edge_index.num_rows, edge_index.num_cols] if _is_edge_index(edge_index) else list(size or (None, None))  # type: ignore[attr-defined]
+    to_target, dim = module.flow == "source_to_target", module.node_dim
     if message.feature not in kwargs:
         raise Unsupported(f"message() uses {message.feature}_j, which was not passed to propagate()")
     x = kwargs[message.feature]
-    given: list[tuple[int, Any]]
-    if isinstance(x, (tuple, list)):
+    pair = isinstance(x, (tuple, list))
+    if pair:
         if not to_target:
             raise Unsupported("features are a pair and flow is target_to_source")
         if len(x) != 2:
             raise Unsupported("features are not a pair")
-        given, x = [(0, x[0]), (1, x[1])], x[0]
-    else:
-        given = [(j, x)]
-    if len(sizes) != 2:
-        raise Unsupported("size is not a pair")
-    dim = module.node_dim
-    for at, t in given:
-        if t is None:
-            continue
-        reason = guards.operand(message.feature, t)
-        if reason and not _is_sparse_features(t):
-            raise Unsupported(reason)
-        if not -t.dim() <= dim < t.dim() or (sizes[at] is not None and sizes[at] != t.shape[dim]):
-            raise Unsupported("sizes do not fit together")
-        sizes[at] = t.shape[dim]
-    if x is None or sizes[j] is None or x.shape[dim] != sizes[j]:
+        x, target = x
+    if x is None:
         raise Unsupported("the features to gather are missing")
-    rows = sizes[i] if sizes[i] is not None else sizes[j]
-    return x, sizes[j], rows, to_target
+    num_src = _rows(message.feature, x, dim)
+    num_dst = num_src if not pair or target is x or target is None else _rows(message.feature, target, dim)
+    if size is not None or type(edge_index) is not Tensor:
+        given = (edge_index.num_rows, edge_index.num_cols) if _is_edge_index(edge_index) else tuple(size or (None, None))  # type: ignore[attr-defined]
+        if len(given) != 2:
+            raise Unsupported("size is not a pair")
+        of_src, of_dst = given if to_target else given[::-1]
+        if of_src not in (None, num_src) or (pair and target is not None and of_dst not in (None, num_dst)):
+            raise Unsupported("sizes do not fit together")
+        if of_dst is not None:
+            num_dst = of_dst
+    return x, num_src, num_dst, to_target
+
+
+def _rows(name: str, t: Any, dim: int) -> int:
+    """The number of nodes of a tensor of features."""
+    reason = guards.operand(name, t)
+    if reason and not _is_sparse_features(t):
+        raise Unsupported(reason)
+    if not -t.dim() <= dim < t.dim():
+        raise Unsupported("sizes do not fit together")
+    return t.shape[dim]  # type: ignore[no-any-return]
 
 
 def graph_of(edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) -> Graph:
     """The cached graph of an edge list. Raises Unsupported if it is none."""
+    key = ("edge_index", num_src, num_dst, to_target)
+    holder = (edge_index,) if type(edge_index) is Tensor else (edge_index, edge_index.as_tensor())  # type: ignore[attr-defined]
+    found = cache.find(holder, key)
+    if found is not None:
+        cache.hits += 1
+        return found  # type: ignore[no-any-return]
 
     def build() -> Graph:
         if edge_index.dtype not in INDEX_DTYPES or edge_index.dim() != 2 or edge_index.shape[0] != 2:
@@ -105,23 +124,24 @@ def graph_of(edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) ->
         origin = cache.origin(edge_index)
         if origin is not None:
             return graph_of(origin, num_src, num_dst, to_target)
-        plain = holder[-1].detach()  # so that the rows do not keep the user's tensor object alive as their base
-        src, dst = (plain[0], plain[1]) if to_target else (plain[1], plain[0])
-        return Graph.from_coo(src, dst, num_src, num_dst)
+        reason = guards.operand("edge_index", holder[-1])
+        if reason:
+            raise Unsupported(reason)
+        return Graph.from_checked(holder[-1], num_src, num_dst, to_target)
 
-    holder = (edge_index, edge_index.as_tensor()) if _is_edge_index(edge_index) else (edge_index,)  # type: ignore[attr-defined]
     try:
-        return cache.get(holder, ("edge_index", num_src, num_dst, to_target), build)
+        return cache.get(holder, key, build)  # type: ignore[no-any-return]
     except (TypeError, ValueError) as error:
         raise Unsupported(f"invalid input: {error}") from None
 
 
 def _operands(
     module: Any, message: Message, graph: Graph, x: Tensor, weight: Any
-) -> tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]:
+) -> tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor] | None]:
     """Features ``[num_src, F]``, weights ``[E]`` or ``[E, H]`` of the dtype that the framework computes in, and what brings the
-    result back into the layout of the features."""
-    dim = module.node_dim % x.dim()
+    result back into the layout of the features (``None``: it is in it)."""
+    dims = x.dim()
+    dim = module.node_dim % dims
     if x.device != graph.device:
         raise Unsupported("features and edge_index are on different devices")
     if weight is not None:
@@ -131,14 +151,14 @@ def _operands(
         weight = _weight(message, graph, x, weight, dim)
         if weight.device != x.device:
             raise Unsupported("features and weights are on different devices")
-        if x.dtype != weight.dtype and x.layout is torch.strided:
+        if x.dtype != weight.dtype and x.layout is _STRIDED:
             dtype = torch.promote_types(x.dtype, weight.dtype)
             x, weight = x.to(dtype), weight.to(dtype)
     if x.dtype not in FEATURE_DTYPES:
         raise Unsupported(f"features are {x.dtype}")
-    if dim == 0 and x.dim() == 2:  # the same object: constant features are known by it
-        return x, weight, lambda out: out
-    if x.layout is not torch.strided:
+    if dim == 0 and dims == 2:  # the same object: constant features are known by it
+        return x, weight, None
+    if x.layout is not _STRIDED:
         raise Unsupported(f"features of layout {x.layout} along dimension {dim}")
     moved = x if dim == 0 else x.movedim(dim, 0)
     shape = moved.shape[1:]
@@ -165,12 +185,6 @@ def _weight(message: Message, graph: Graph, x: Tensor, weight: Tensor, dim: int)
         if heads == (edges, x.shape[1]):
             return weight.reshape(heads)
     raise Unsupported(f"weights of shape {list(shape)} against features of shape {list(x.shape)}")
-
-
-def _update(module: Any, verdict: Verdict, out: Tensor, kwargs: dict[str, Any]) -> Any:
-    if verdict.update is None:
-        return out
-    return module.update(out, **{name: kwargs[name] for name in verdict.update if name in kwargs})
 
 
 def _is_sparse_features(x: Any) -> bool:

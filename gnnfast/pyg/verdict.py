@@ -27,6 +27,18 @@ _hooks = operator.itemgetter(
     )
 )
 module_hooks = operator.itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+# What torch.nn.modules.module._has_any_global_hook() asks: the dictionaries stay the same.
+_global_hooks = tuple(
+    getattr(torch.nn.modules.module, f"_global_{name}")
+    for name in (
+        "backward_pre_hooks",
+        "backward_hooks",
+        "forward_pre_hooks",
+        "forward_hooks",
+        "forward_hooks_always_called",
+        "forward_hooks_with_kwargs",
+    )
+)
 _MOST = 4096  # verdicts that are remembered
 # By the id of a class, which is let go, with a reference that drops the verdict then; and by that of its aggregation.
 _verdicts: dict[tuple[int, type], tuple[known.Watch, weakref.ref[type]]] = {}
@@ -34,11 +46,12 @@ _verdicts: dict[tuple[int, type], tuple[known.Watch, weakref.ref[type]]] = {}
 
 class Verdict(NamedTuple):
     """What a module computes: ``reduce`` over ``message``. ``update`` holds the names that an overridden ``update()`` asks for
-    besides its input; ``None``: it is PyG's."""
+    besides its input; ``None``: it is PyG's. ``place`` is what the report calls it."""
 
     message: Message
     reduce: str
     update: tuple[str, ...] | None
+    place: str
 
 
 def check_module(module: Any) -> Verdict:
@@ -59,14 +72,14 @@ def check_module(module: Any) -> Verdict:
     aggregates = aggregation.__dict__
     if any(module_hooks(aggregates)) or not aggregates.keys().isdisjoint(_CALLED):
         raise Unsupported("hooks are registered on the aggregation")
-    if torch.nn.modules.module._has_any_global_hook():
+    if any(_global_hooks):
         raise Unsupported("global module hooks are registered")
     if known.replaced_in_tensor():
         raise Unsupported("a method of torch.Tensor is not the known one")
     key = id(cls), kind
     entry = _verdicts.get(key) or _watch(cls, kind, key)
     try:
-        verdict = entry[0].verdict()
+        verdict = entry[0].verdict(cls)
     except AttributeError:
         raise Unsupported("a method of message passing is no plain function") from None
     if isinstance(verdict, str):
@@ -98,7 +111,7 @@ def _watch(cls: type, kind: type, key: tuple[int, type]) -> tuple[known.Watch, w
         _refusals.pop(key[0], None)
 
     holder = weakref.ref(cls, gone)
-    watch = known.watch_propagate(cls, kind, _METHODS, lambda: _judge(holder(), kind))
+    watch = known.watch_propagate(kind, _METHODS, lambda: _judge(holder(), kind))
     _verdicts[key] = watch, holder
     return _verdicts[key]
 
@@ -119,11 +132,11 @@ def _judge(cls: Any, kind: type) -> Verdict | str:
         if type(message) is FunctionType and getattr(cls, "message", None) is message:
             _refusals[id(cls)] = message, message.__code__, reason
         return reason
-    reduce = _reductions()[kind]
+    reduce, place = _reductions()[kind], f"pyg {cls.__name__}"
     if known.is_known_method(cls, "update"):
-        return Verdict(found, reduce, None)
+        return Verdict(found, reduce, None, place)
     names = update_arguments(update) if type(update) is FunctionType else None
-    return "update() asks for more than arguments of propagate()" if names is None else Verdict(found, reduce, names)
+    return "update() asks for more than arguments of propagate()" if names is None else Verdict(found, reduce, names, place)
 
 
 def update_arguments(update: FunctionType) -> tuple[str, ...] | None:

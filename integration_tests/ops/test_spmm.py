@@ -274,9 +274,12 @@ def test_scaled_rows(mean, device):
             torch.ops.gnnfast.spmm(*graph.args(csc=True), w, None, x.squeeze(1), mean, bad)
 
 
-def test_compile_fullgraph(device):
+@pytest.mark.parametrize("converted", [False, True])
+def test_compile_fullgraph(converted, device):
     _, graph, x, w = _inputs("random", (1, 8), "scalar", torch.float32, device)
-    gnnfast.spmm(graph, x.requires_grad_(), w.requires_grad_()).sum().backward()  # converts
+    x.requires_grad_(), w.requires_grad_()
+    if converted:
+        graph.args(csc=True)
 
     def f(x, w):
         return gnnfast.spmm(graph, x.relu(), w, "sum").square().sum()
@@ -287,7 +290,7 @@ def test_compile_fullgraph(device):
         assert relative_error(a, b) < 1e-5
 
 
-def test_cuda_graph_capture():
+def test_cuda_graph_capture(converts_at_once):
     if not torch.cuda.is_available():
         pytest.skip("this machine has no CUDA device")
     _, graph, x, w = _inputs("hub", (1, 64), "scalar", torch.float32, torch.device("cuda"))

@@ -409,7 +409,7 @@ def test_gcn_norm_is_remembered_and_follows_changes(device):
 
 
 @pytest.mark.parametrize("name", ["GCNConv", "SGConv", "SSGConv", "TAGConv", "APPNP", "LGConv", "MixHopConv", "ARMAConv"])
-def test_normalised_weights_are_shared_within_a_layer(name, device):
+def test_normalised_weights_are_shared_within_a_layer(name, device, converts_at_once):
     """In the layer they are the same tensors in every pass, so that they are kept in slot order."""
     from gnnfast.cache import cache
 

@@ -14,6 +14,8 @@ import gnnfast
 pyg = pytest.importorskip("torch_geometric", reason="PyG is not installed")
 from torch_geometric import nn  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("converts_at_once")
+
 F = 8
 
 LAYERS = {

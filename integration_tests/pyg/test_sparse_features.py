@@ -17,6 +17,8 @@ from gnnfast.dispatch import select as selector
 pyg = pytest.importorskip("torch_geometric", reason="PyG is not installed")
 from torch_geometric import nn  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("converts_at_once")
+
 NODES, EDGES, WIDTH, OUT = 700, 3000, 512, 16
 
 # name -> layer, and what serves constant sparse features

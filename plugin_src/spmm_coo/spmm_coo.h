@@ -25,10 +25,11 @@ struct SpmmCooArgs {
   const void* weight;  // [E, H] or null
   const void* x;       // [num_cols, F]
   const void* self;    // [num_rows, F]
-  void* out;           // [num_rows, F] in the accumulation type, zeroed
-  int32_t* degree;     // [num_rows], zeroed; mean only
+  void* out;           // [num_rows, F] in the accumulation type; the kernels begin by zeroing it
+  int32_t* degree;     // [num_rows], likewise; mean only
   const int32_t* x_degree;  // [num_cols] or null: row j of x counts as x[j] / max(x_degree[j], 1)
   void* dot;           // [E, H]
+  size_t out_bytes;
 };
 
 inline SpmmCooArgs check_coo(const Tensor& row, const Tensor& column, const OptTensor& weight, const Tensor& x,
@@ -64,12 +65,12 @@ inline SpmmCooArgs check_coo(const Tensor& row, const Tensor& column, const OptT
 
 template <class Device>
 std::tuple<Tensor, Tensor> run_coo(SpmmCooArgs& args, const Tensor& x) {
-  Tensor out = torch::stable::new_zeros(x, {args.num_rows, args.width}, acc_dtype(x.scalar_type()));
-  Tensor degree = args.mean ? torch::stable::new_zeros(x, {args.num_rows}, ScalarType::Int) : make_empty(x, {0}, ScalarType::Int);
+  Tensor out = make_empty(x, {args.num_rows, args.width}, acc_dtype(x.scalar_type()));
+  Tensor degree = make_empty(x, {args.mean ? args.num_rows : 0}, ScalarType::Int);
   args.out = out.mutable_data_ptr();
   args.degree = degree.mutable_data_ptr<int32_t>();
-  // A mean of no features has degrees all the same: none are asked for.
-  if (out.numel() > 0 && args.num_edges > 0) Device::spmm_coo(args, x);
+  args.out_bytes = static_cast<size_t>(out.numel() * out.element_size());
+  if (args.num_rows > 0) Device::spmm_coo(args, x);  // of no features too: a mean has degrees all the same
   return {out.scalar_type() == x.scalar_type() ? out : torch::stable::to(out, x.scalar_type()), degree};
 }
 

@@ -19,6 +19,8 @@ void scatter_rows(const SpmmCooArgs& p, int64_t row_begin, int64_t row_end) {
   A* out = static_cast<A*>(p.out);
   const int64_t segment = p.width / p.heads;
   const A sign = p.negate ? -1 : 1;
+  std::fill_n(out + row_begin * p.width, (row_end - row_begin) * p.width, A{0});
+  if (p.mean) std::fill_n(p.degree + row_begin, row_end - row_begin, 0);
   std::vector<bool> seen(p.op == kCooMax ? row_end - row_begin : 0);
   for (int64_t e = 0; e < p.num_edges; ++e) {
     const int64_t row = rows[e], column = columns[e];
