@@ -4,6 +4,7 @@ runs on fused kernels with the same numbers."""
 from importlib.metadata import PackageNotFoundError, version
 
 from gnnfast import _native
+from gnnfast.captured import CaptureError, capture
 from gnnfast.config import override, settings
 from gnnfast.graph import Graph
 from gnnfast.reporting import FallbackError, clear_report, report
@@ -19,9 +20,11 @@ except PackageNotFoundError:  # a source tree that was not installed
     __version__ = "0+unknown"
 
 __all__ = [
+    "CaptureError",
     "FallbackError",
     "Graph",
     "__version__",
+    "capture",
     "clear_report",
     "disable",
     "enable",

@@ -33,7 +33,7 @@ import functools
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -64,6 +64,11 @@ class Seen:
         """Whether ``t`` is the same object, unchanged."""
         return self._ref() is t and self.unchanged(t)
 
+    def holds(self) -> bool:
+        """Whether the tensor lives and is unchanged."""
+        t = self._ref()
+        return t is not None and self.unchanged(t)
+
     def unchanged(self, t: Tensor) -> bool:
         """Whether ``t`` has the same memory, unchanged: for parts of a sparse tensor, which are new objects whenever asked for."""
         return t._version == self._version and (
@@ -76,6 +81,36 @@ class Seen:
                 and t.untyped_storage()._cdata == self._place
             )
         )
+
+
+class _Watching(threading.local):
+    seen: list[Seen] | None = None
+
+
+_watching = _Watching()
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[list[Seen]]:
+    """Collects by what tensors, as they were, values are found in this thread meanwhile: what is made of the values holds as long
+    as these do."""
+    found: list[Seen] = []
+    _watching.seen = found
+    try:
+        yield found
+    finally:
+        _watching.seen = None
+
+
+def is_watching() -> bool:
+    """Whether somebody collects (:func:`watching`)."""
+    return _watching.seen is not None
+
+
+def found_by(*seen: Seen) -> None:
+    """Called where a kept value is found by tensors as they were."""
+    if _watching.seen is not None:
+        _watching.seen += seen
 
 
 _variables: dict[int, weakref.ref[Tensor]] = {}
@@ -157,6 +192,8 @@ class Cache:
         for seen, t in zip(entry.parts, parts):
             if not seen.unchanged(t):
                 return None
+        if _watching.seen is not None:
+            found_by(*entry.seen)
         if self._ordered:
             with contextlib.suppress(KeyError):  # dropped by another thread; the value is good all the same
                 self._entries.move_to_end(full_key)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gnnfast.cache import Held, Seen
+from gnnfast.cache import Held, Seen, found_by
 
 KEPT = 4  # weights of a graph
 
@@ -36,7 +36,10 @@ class EdgeValues(Held):
         entry = self._kept.get(id(weight))
         if entry is None or not entry.seen.still(weight):
             return None
-        return entry.orders if all(side in entry.orders for side in sides) else None
+        if not all(side in entry.orders for side in sides):
+            return None
+        found_by(entry.seen)
+        return entry.orders
 
     def get(self, weight: Tensor, perms: dict[int, Tensor | None]) -> dict[int, Tensor] | None:
         """The weight by the perm of each side; ``None`` if it is seen for the first time."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.cache import Held, is_constant, keep_if_captured
+from gnnfast.cache import Held, is_constant, is_watching, keep_if_captured
 from gnnfast.graph import formats, ids
 from gnnfast.graph.checks import MOST_EDGES, MOST_NODES, brief, check_count, check_ids, saved_tensors_are_watched
 from gnnfast.graph.draws import Draws
@@ -247,7 +247,7 @@ class Graph:
     def has(self, csc: bool) -> bool:
         """Whether CSR, and with ``csc`` also CSC, have been made."""
         made = self.edges.formats
-        return made[self.flipped] is not None and (not csc or made[not self.flipped] is not None)
+        return made[int(self.flipped)] is not None and (not csc or made[int(not self.flipped)] is not None)
 
     def set_format(self, side: int, csr: Csr) -> None:
         """Puts a format in place that is known to be right."""
@@ -345,17 +345,17 @@ class Graph:
         perm, perm_t = self.csr.perm, self.csc.perm if csc else None
         if perm is None and perm_t is None:
             return (weight, weight) if csc else (weight, None)
-        # Replays of a captured CUDA graph read what the weights are then.
-        if (
-            (self.is_cuda and is_capturing())
-            or not is_constant(weight)
-            or (torch.is_grad_enabled() and saved_tensors_are_watched())
-        ):
+        if not is_constant(weight) or (torch.is_grad_enabled() and saved_tensors_are_watched()):
             return None
         values = self.edges.values
-        orders = values.find(weight, (first, second) if csc else (first,))
-        if orders is None:
-            orders = values.get(weight, {first: perm, second: perm_t} if csc else {first: perm})
+        if self.is_cuda and is_capturing():
+            # Replays read what the weights are then, unless somebody looks before each whether they still are.
+            orders = values.find(weight, (first, second) if csc else (first,)) if is_watching() else None
+            keep_if_captured(orders)
+        else:
+            orders = values.find(weight, (first, second) if csc else (first,))
+            if orders is None:
+                orders = values.get(weight, {first: perm, second: perm_t} if csc else {first: perm})
         return None if orders is None else (orders[first], orders.get(second) if csc else None)
 
     # ---- facts -----------------------------------------------------------------------------------------------------------

@@ -125,12 +125,12 @@ def _judge(cls: Any, kind: type) -> Verdict | str:
             return f"{name}() is overridden"
     if not known.is_generated(inspect.getattr_static(cls, "collect")):
         return "collect() is overridden"
-    message, update = (inspect.getattr_static(cls, name) for name in ("message", "update"))
+    message, update = inspect.getattr_static(cls, "message"), inspect.getattr_static(cls, "update")
     found = recognise(message.__code__) if type(message) is FunctionType else None
     if found is None:
         reason = "message() is not x_j or weight * x_j"
-        if type(message) is FunctionType and getattr(cls, "message", None) is message:
-            _refusals[id(cls)] = message, message.__code__, reason
+        if isinstance(message, FunctionType) and getattr(cls, "message", None) is message:
+            _refusals[id(cls)] = message, message.__code__, reason  # type: ignore[union-attr]
         return reason
     reduce, place = _reductions()[kind], f"pyg {cls.__name__}"
     if known.is_known_method(cls, "update"):

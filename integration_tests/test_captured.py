@@ -1,0 +1,211 @@
+"""Captured steps beside the same steps run one by one."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import gnnfast
+
+nn = pytest.importorskip("torch_geometric.nn", reason="PyG is not installed")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+N, E, F = 300, 1500, 16
+
+
+class Net(torch.nn.Module):
+    def __init__(self, kind: str, dropout: float = 0.0) -> None:
+        super().__init__()
+        make = {"GCN": nn.GCNConv, "SAGE": nn.SAGEConv, "GraphConv": nn.GraphConv}[kind]
+        self.first, self.second, self.dropout = make(F, F), make(F, 4), dropout
+
+    def forward(self, x, edge_index):
+        x = torch.nn.functional.dropout(self.first(x, edge_index).relu(), self.dropout, self.training)
+        return self.second(x, edge_index)
+
+
+def _work(kind="GCN", dropout=0.0, optimizer=torch.optim.Adam, **options):
+    torch.manual_seed(0)
+    x, edge_index = torch.randn(N, F, device="cuda"), torch.randint(0, N, (2, E), device="cuda")
+    y, model = torch.randint(0, 4, (N,), device="cuda"), Net(kind, dropout).cuda()
+    return model, optimizer(model.parameters(), **{"lr": 0.01, **options}), x, edge_index, y
+
+
+def _step(model, optimizer, x, edge_index, y):
+    def step():
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x, edge_index), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def test_needs_a_device():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    with pytest.raises(gnnfast.CaptureError, match="needs a CUDA device"):
+        gnnfast.capture(lambda: None)()
+
+
+@needs_cuda
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+@pytest.mark.parametrize("kind", ["GCN", "SAGE", "GraphConv"])
+def test_training_is_the_same(kind, optimizer):
+    work = _work(kind, optimizer=optimizer)
+    twin = _work(kind, optimizer=optimizer)
+    step, plain = gnnfast.capture(_step(*work)), _step(*twin)
+    for epoch in range(12):
+        for one in (work, twin):
+            one[1].param_groups[0]["lr"] = 0.01 / (1 + epoch // 3)
+        found, expected = step(), plain()
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-5)
+    for a, b in zip(work[0].parameters(), twin[0].parameters()):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-4)
+
+
+@needs_cuda
+def test_results_are_the_callers():
+    step = gnnfast.capture(_step(*_work()))
+    losses = [step() for _ in range(8)]
+    assert len({float(loss) for loss in losses}) == 8 and not any(loss.requires_grad for loss in losses)
+
+
+@needs_cuda
+def test_dropout_is_random_and_follows_the_seed():
+    model, _, x, edge_index, _ = _work(dropout=0.5)
+    step = gnnfast.capture(lambda: model(x, edge_index).detach())
+    for _ in range(4):
+        step()
+    torch.manual_seed(1)
+    first, second = step(), step()
+    torch.manual_seed(1)
+    assert torch.equal(step(), first) and not torch.equal(first, second)
+
+
+@needs_cuda
+def test_changes_are_noticed():
+    model, _, x, edge_index, _ = _work()
+    model.eval()
+
+    @torch.no_grad()
+    def step():
+        return model(x, edge_index)
+
+    captured = gnnfast.capture(step)
+    for _ in range(6):
+        captured()
+    changes = (
+        lambda: x.mul_(2),
+        lambda: edge_index.copy_(torch.randint_like(edge_index, N)),
+        lambda: model.first.lin.weight.data.mul_(2),
+    )
+    for change in changes:
+        change()
+        for _ in range(5):
+            torch.testing.assert_close(captured(), step())
+
+
+@needs_cuda
+def test_arguments_take_other_values():
+    model, _, x, edge_index, _ = _work("SAGE")
+    captured = gnnfast.capture(lambda x: model(x, edge_index))
+    for _ in range(8):
+        x = torch.randn_like(x)
+        torch.testing.assert_close(captured(x), model(x, edge_index).detach())
+    wide = torch.cat([x, x])  # another shape is captured anew
+    other = torch.cat([edge_index, edge_index + N], 1)
+    both = gnnfast.capture(lambda x, e: model(x, e))
+    for _ in range(5):
+        both(x, edge_index)
+    for _ in range(5):
+        torch.testing.assert_close(both(wide, other), model(wide, other).detach())
+
+
+@needs_cuda
+def test_gradients_may_be_set_to_none_outside():
+    work = _work()
+    step = gnnfast.capture(_step(*work))
+    for _ in range(5):
+        step()
+    work[1].zero_grad()
+    step()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in work[0].parameters())
+
+
+@needs_cuda
+@pytest.mark.parametrize("bad", ["item", "mask"])
+def test_refusal_names_the_line(bad):
+    model, _, x, edge_index, y = _work()
+
+    def step():
+        out = model(x, edge_index)
+        return out[y > 1] if bad == "mask" else out.sum().item()
+
+    captured = gnnfast.capture(step)
+    for _ in range(3):
+        captured()
+    for _ in range(2):
+        with pytest.raises(gnnfast.CaptureError, match=r"step cannot be captured.*test_captured.py.*y > 1"):
+            captured()
+    step()  # nothing is left behind
+    again = gnnfast.capture(lambda: model(x, edge_index).detach())
+    for _ in range(5):
+        torch.testing.assert_close(again(), model(x, edge_index).detach())
+
+
+# ---- graphs that are new in each step ----------------------------------------------------------------------------------------
+@needs_cuda
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+@pytest.mark.parametrize("kernel", ["auto", "gar"])
+@pytest.mark.parametrize("kind", ["SAGE", "GIN", "GINE", "GraphConv"])
+def test_new_graphs_do_not_wait_for_the_device(kind, kernel, reduce):
+    mlp = torch.nn.Linear(F, F)
+    make = {"GIN": nn.GINConv, "GINE": nn.GINEConv}.get(kind)
+    model = (make(mlp, aggr=reduce) if make else getattr(nn, f"{kind}Conv".replace("ConvConv", "Conv"))(F, F, aggr=reduce)).cuda()
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(N, F, device="cuda")
+    graphs = [torch.randint(0, N, (2, E), device="cuda") for _ in range(4)]
+    attr = torch.randn(E, F, device="cuda")
+    gnnfast.disable()
+    expected = [model(x, g, attr) if kind == "GINE" else model(x, g) for g in graphs]
+    gnnfast.enable()
+    weight = copy.deepcopy(model.state_dict())
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with gnnfast.override(kernel=kernel):
+            found = [model(x, g, attr) if kind == "GINE" else model(x, g) for g in graphs]
+            for g in graphs:
+                optimizer.zero_grad()
+                (model(x, g, attr) if kind == "GINE" else model(x, g)).square().mean().backward()
+                optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    model.load_state_dict(weight)
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@needs_cuda
+def test_a_padded_schedule_gives_the_same_bits():
+    """Of a new graph the schedule is as long as it can become; once the device has told, it is exact."""
+    dst = torch.cat([torch.zeros(30_000, dtype=torch.long), torch.randint(0, 2000, (60_000,)), torch.arange(1500).repeat(40)])
+    edge_index = torch.stack([torch.randint(0, 2000, dst.shape), dst]).cuda()
+    x = torch.randn(2000, 64, device="cuda", requires_grad=True)
+    for reduce in ("sum", "mean", "max"):
+        results = []
+        for exact in (False, True):
+            graph = gnnfast.Graph.from_edge_index(edge_index, 2000)
+            graph.args(csc=True, exact=exact)
+            assert graph.csr.exact == exact
+            with gnnfast.override(kernel="gar"):
+                out = gnnfast.spmm(graph, x, reduce=reduce)
+            results.append((out, *torch.autograd.grad(out.sin().sum(), x)))
+        assert all(torch.equal(a, b) for a, b in zip(*results))
+    for _ in range(5):
+        gnnfast.spmm(graph, x)
+        torch.cuda.synchronize()
+    assert graph.csr.exact and graph.csc.exact
