@@ -140,7 +140,7 @@ _captured: dict[int, Any] = {}
 def keep_if_captured(value: object) -> None:
     """Called with what a CUDA kernel is about to read: a CUDA graph that is being captured reads it in each replay, so it must not
     be let go with the tensor it was made from."""
-    if is_capturing() and not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and is_capturing():
         _captured[id(value)] = value
 
 

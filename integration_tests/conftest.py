@@ -80,3 +80,10 @@ def run_python(tmp_path: Path):
 def converts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every graph is worth converting, whatever was measured."""
     monkeypatch.setattr("gnnfast.dispatch.select.gas_or_convert", lambda *_: (1.0, 0.5))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graphs of these tests would all be left to PyG on a GPU."""
+    monkeypatch.setattr("gnnfast.dispatch.select.SMALL_TRAINING", -1)
+    monkeypatch.setattr("gnnfast.dispatch.select.SMALL_INFERENCE", -1)

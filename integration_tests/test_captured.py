@@ -190,8 +190,8 @@ def test_new_graphs_do_not_wait_for_the_device(kind, kernel, reduce):
 
 
 @needs_cuda
-def test_a_padded_schedule_gives_the_same_bits():
-    """Of a new graph the schedule is as long as it can become; once the device has told, it is exact."""
+def test_a_schedule_of_unknown_size_gives_the_same_bits():
+    """Of a new graph the host knows how long the schedule can be; once the device has told, how long it is."""
     dst = torch.cat([torch.zeros(30_000, dtype=torch.long), torch.randint(0, 2000, (60_000,)), torch.arange(1500).repeat(40)])
     edge_index = torch.stack([torch.randint(0, 2000, dst.shape), dst]).cuda()
     x = torch.randn(2000, 64, device="cuda", requires_grad=True)
@@ -209,3 +209,25 @@ def test_a_padded_schedule_gives_the_same_bits():
         gnnfast.spmm(graph, x)
         torch.cuda.synchronize()
     assert graph.csr.exact and graph.csc.exact
+
+
+@needs_cuda
+@pytest.mark.parametrize("kind", ["SAGE", "GIN", "GAT"])
+def test_what_cannot_win_is_left_alone(kind, monkeypatch):
+    monkeypatch.setattr("gnnfast.dispatch.select.SMALL_TRAINING", 1 << 27)
+    monkeypatch.setattr("gnnfast.dispatch.select.SMALL_INFERENCE", 1 << 26)
+    make = {"SAGE": lambda: nn.SAGEConv(F, F), "GIN": lambda: nn.GINConv(torch.nn.Linear(F, F)), "GAT": lambda: nn.GATConv(F, F)}
+    conv, x = make[kind]().cuda(), torch.randn(N, F, device="cuda")
+    edge_index = torch.randint(0, N, (2, E), device="cuda")
+    conv(x, edge_index)  # what the class computes is found out
+    gnnfast.clear_report()
+    out = conv(x, edge_index)
+    assert {k[1:] for k in gnnfast.report().kernels if k[0] != "pyg Linear"} == {("PyG's own", "too small to gain")}
+    assert not gnnfast.report().fallbacks
+    gnnfast.disable()
+    torch.testing.assert_close(out, conv(x, edge_index))
+    gnnfast.enable()
+    gnnfast.clear_report()
+    with gnnfast.override(kernel="gar"):
+        conv(x, edge_index)
+    assert any("gar" in k[1] for k in gnnfast.report().kernels)

@@ -12,7 +12,7 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   m.def("coo_facts(Tensor row, Tensor column) -> Tensor");
   m.def("id_complaints(Tensor any) -> int");  // CUDA only; common/ids.cuh
   // graph/schedule.h
-  m.def("schedule(Tensor rowptr, Tensor? order, int num_edges, bool padded=False) -> (Tensor, Tensor)");
+  m.def("schedule(Tensor rowptr, Tensor? order, int num_edges, bool bounds=False) -> (Tensor, Tensor)");
   m.def("cluster(Tensor rowptr, Tensor col, int rounds, int fullest) -> (Tensor, Tensor)");
   // spmm/spmm.h
   m.def("spmm(" GNNFAST_GRAPH ", Tensor? weight, Tensor? weight_t, Tensor x, bool mean, Tensor? scale=None) -> Tensor");

@@ -58,16 +58,18 @@ def aggregate(
     sampling_asked = _samples(current)
     if weight_grad and weight is not None:
         note_variable(weight)
-    if owner is not None and not x.requires_grad and not sampling_asked and features.large(x):
+    # To compress the gather of a graph that is not converted yet would convert it, and wait.
+    ready = not graph.is_cuda or graph.has(needs_grad)
+    if ready and owner is not None and not x.requires_grad and not sampling_asked and features.large(x):
         compressed = features.try_aggregate(graph, x, weight, reduce, owner, place)
         if compressed is not None:
             return compressed
-    extremum = reduce in EXTREMA
+    extremum, tuned = reduce in EXTREMA, None
+    choice = choose(graph, x.shape[1], x.element_size(), reduce, needs_grad, current)
     if copies and (weight_grad or (needs_grad and extremum)):
         if weight_grad and weight is not None and not x.requires_grad and extremum:
             weight = weight.clone()
         x = x.clone(memory_format=torch.contiguous_format)  # [N, F], where the framework keeps [E, F]
-    choice, tuned = choose(graph, x, reduce, needs_grad, current), None
     kernel, reason = choice.kernel, choice.reason
     if sampling_asked:
         planned = sampling.plan(graph, reduce, needs_grad, grad_enabled and training)
@@ -106,11 +108,17 @@ def aggregate_linear(
     ``owner`` is the linear layer, by which constant features are known again; ``copies`` as in :func:`aggregate`."""
     current, grad_enabled = settings(), torch.is_grad_enabled()
     csc = grad_enabled and (x.requires_grad or lin_weight.requires_grad)
-    if _samples(current) or current.kernel == "gas" or current.autotune or not graph.has(csc):
+    if _samples(current) or current.kernel == "gas" or current.autotune:
         return None
     if grad_enabled and (saved_tensors_are_watched() or (weight is not None and weight.requires_grad)):
         return None
-    row_bytes = lin_weight.shape[0] * lin_weight.element_size()
+    width, itemsize = lin_weight.shape[0], lin_weight.element_size()
+    if not graph.has(csc):
+        choice = choose(graph, width, itemsize, reduce, csc, current)
+        graph.edges.regret += choice.regret
+        if choice.kernel != "gar":
+            return None
+    row_bytes = width * itemsize
     found, product = None if x.requires_grad else features.find(x, owner, "product"), None
     if found is not None:
         try:
@@ -133,7 +141,7 @@ def aggregate_linear(
 def dot(graph: Graph, a: Tensor, b: Tensor, heads: int, place: str) -> Tensor:
     """``<a[dst], b[src]>`` of each edge and head: ``a [num_dst, F]``, ``b [num_src, F]`` -> ``[E, heads]``."""
     needs_grad = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
-    choice = choose(graph, b, "sum", needs_grad, settings())
+    choice = choose(graph, b.shape[1], b.element_size(), "sum", needs_grad, settings())
     if torch.compiler.is_compiling():
         return call(SDDMM, needs_grad, graph.args(csc=needs_grad), a, b, heads, None, None, None)  # type: ignore[no-any-return]
     if a.is_cuda:
@@ -179,18 +187,15 @@ def _tuned(
     return autotune.best(graph, key, options, run)
 
 
-def choose(graph: Graph, x: Tensor, reduce: str, needs_grad: bool, current: Settings) -> Choice:
-    """The selector's choice for an aggregation of ``x [num_src, F]`` over ``graph`` now. Remembered with the graph for as long as
+def choose(graph: Graph, width: int, itemsize: int, reduce: str, needs_grad: bool, current: Settings) -> Choice:
+    """The selector's choice for an aggregation over ``graph`` now. Remembered with the graph for as long as
     its reasons hold: layers ask in every call."""
     if torch.compiler.is_compiling():
         return Choice("gar", "compiled code holds one kernel")
     if needs_grad and saved_tensors_are_watched():
         return Choice("gar", "hooks watch what is saved for the backward pass")
     converted = graph.has(needs_grad)
-    if converted and current.kernel == "auto":
-        return CONVERTED  # at once: whatever else the selector could say, it would be GAR
     edges, deterministic = graph.edges, torch.are_deterministic_algorithms_enabled()
-    width, itemsize = x.shape[1], x.element_size()
     key = reduce, needs_grad, deterministic, width, itemsize, converted
     asked, kept = edges.choices.get(key, (None, None))
     if kept is None or asked is not current or edges.regret >= kept.until:

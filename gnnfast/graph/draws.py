@@ -50,7 +50,7 @@ class Draws(Held):
         key = graph.flipped, csc
         found = self._args.get(key)
         if found is None:
-            graph.make_exact()
+            graph.args(csc, exact=True)
             forward, backward = graph.csr, graph.csc if csc else None
             other = NO_CSR if backward is None else backward.args
             if backward is not None and forward.perm is not None:

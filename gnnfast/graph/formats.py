@@ -17,7 +17,8 @@ class Csr(NamedTuple):
 
     ``rowptr [rows + 1]``; ``col [num_edges]``; ``perm [num_edges]`` maps a slot to the user's edge id (``None``: they are equal);
     ``schedule [items, 4]`` lists the work of the CUDA kernels and ``layout`` the sizes of its sections (see
-    ``plugin_src/graph/schedule.h``; ``None`` and empty on CPU). ``exact``: the sections hold nothing but work.
+    ``plugin_src/graph/schedule.h``; ``None`` and empty on CPU). ``exact``: the host knows the sizes, not only how large they can
+    be.
     """
 
     rowptr: Tensor
@@ -50,14 +51,14 @@ def from_arrays(rowptr: Tensor, col: Tensor, perm: Tensor | None) -> Csr:
 
 def from_coo(row: Tensor, column: Tensor, num_rows: int, num_cols: int) -> Csr:
     """From edges in any order. Raises IndexError if an id is out of range: at once on a CPU, later on CUDA (:mod:`.ids`), where
-    nothing waits: whether the edges came sorted is then not known, and the schedule is as long as it can become."""
+    nothing waits: whether the edges came sorted is then not known, and of the schedule only how long it can be."""
     from gnnfast.ops.convert import check_facts, coo_to_csr
 
     if row.is_cuda:
         ids.watch(row)
         rowptr, col, perm, _ = coo_to_csr(row, column, num_rows, num_cols)
-        items, layout = schedule(rowptr, col.numel(), padded=True)
-        return Csr(rowptr, col, perm, items, layout.tolist(), exact=False)
+        items, layout = schedule(rowptr, col.numel(), bounds=True)
+        return Csr(rowptr, col, perm, items, [*layout.tolist(), 0, 1], exact=False)
     rowptr, col, perm, facts = coo_to_csr(row, column, num_rows, num_cols)
     is_sorted = check_facts(facts.tolist(), num_rows, num_cols, row.numel())
     return Csr(rowptr, col, None if is_sorted else perm, None, [])
@@ -101,10 +102,10 @@ def transposed(csr: Csr, num_cols: int) -> Csr:
     return other._replace(perm=csr.perm if other.perm is None else csr.perm[other.perm])
 
 
-def schedule(rowptr: Tensor, num_edges: int, order: Tensor | None = None, padded: bool = False) -> tuple[Tensor, Tensor]:
-    """The work items of a CSR matrix with its rows in ``order`` (int32; id order if not given), and the layout: on the device, or
-    with ``padded`` on the CPU."""
-    return torch.ops.gnnfast.schedule(rowptr, order, num_edges, padded)
+def schedule(rowptr: Tensor, num_edges: int, order: Tensor | None = None, bounds: bool = False) -> tuple[Tensor, Tensor]:
+    """The work items of a CSR matrix with its rows in ``order`` (int32; id order if not given), and the layout on the device; with
+    ``bounds``, how large it can be, on the CPU."""
+    return torch.ops.gnnfast.schedule(rowptr, order, num_edges, bounds)
 
 
 def int32(t: Tensor) -> Tensor:

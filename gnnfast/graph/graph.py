@@ -325,7 +325,8 @@ class Graph:
             if not permuted:
                 made = [csr._replace(perm=None) for csr in made]
             if tuned.slab:
-                made[0] = made[0]._replace(layout=[*made[0].layout, tuned.slab])
+                layout = made[0].layout
+                made[0] = made[0]._replace(layout=[*layout[:4], tuned.slab, *layout[5:]])
             found = plan.args[key] = (*made[0].args, *(made[1].args if csc else NO_CSR))
         return found
 

@@ -113,7 +113,7 @@ def _(row: Tensor, column: Tensor) -> Tensor:
 
 
 @torch.library.register_fake("gnnfast::schedule")
-def _(rowptr: Tensor, order: Tensor | None, num_edges: int, padded: bool = False) -> tuple[Tensor, Tensor]:
+def _(rowptr: Tensor, order: Tensor | None, num_edges: int, bounds: bool = False) -> tuple[Tensor, Tensor]:
     items = torch.library.get_ctx().new_dynamic_size()
     return rowptr.new_empty(items, 4), rowptr.new_empty(4, dtype=torch.int64)
 

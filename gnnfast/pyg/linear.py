@@ -34,7 +34,7 @@ def make_linear(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``Linear.forward(x)`` of PyG."""
 
     def linear(module: Any, x: Any) -> Any:
-        if type(x) is not Tensor:
+        if type(x) is not Tensor or (x.layout is torch.strided and (x.dim() != 2 or not features.large(x))):
             return NotImplemented
         if x.layout is torch.strided:
             if not features.eligible(x):
@@ -260,7 +260,10 @@ def _in_one(
         if edge_weight.dtype != x_src.dtype or edge_weight.device != device:
             return None
     place = f"pyg {type(module).__name__}"
-    return aggregate_linear(graph, x_src, weight, bias, edge_weight, reduce, place=place, owner=lin, copies=copies)
+    try:
+        return aggregate_linear(graph, x_src, weight, bias, edge_weight, reduce, place=place, owner=lin, copies=copies)
+    except (IndexError, ValueError):  # PyG raises its own
+        return None
 
 
 def _num_dst(x_src: Tensor, x_dst: Any, size: Any) -> int:

@@ -69,7 +69,7 @@ def make_gcn_norm(original: FunctionType) -> Any:
             normed, weight = original(edge_index, edge_weight, *arguments)
             if normed is edge_index:
                 return normed, weight
-            structure = cache.get((edge_index,), ("gcn_norm structure", num_nodes, add_self_loops), lambda: (normed.clone(),))[0]
+            structure = cache.get((edge_index,), ("gcn_norm structure", num_nodes, add_self_loops), lambda: (_copy(normed),))[0]
             ran(_PLACE, "remembered structure", "the weights require a gradient")
             if shares:
                 return structure, weight
@@ -103,6 +103,12 @@ def make_gcn_norm(original: FunctionType) -> Any:
         return copy, weight.clone()
 
     return gcn_norm
+
+
+def _copy(t: Tensor) -> Tensor:
+    """One that can be used in training, even if it is made under inference_mode."""
+    with torch.inference_mode(False):
+        return t.clone()
 
 
 def make_normalising(original: FunctionType) -> Callable[..., Any]:

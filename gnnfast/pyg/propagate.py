@@ -10,14 +10,16 @@ from torch import Tensor
 
 from gnnfast import _native
 from gnnfast.cache import cache
+from gnnfast.config import settings
 from gnnfast.dispatch.execute import aggregate
+from gnnfast.dispatch.select import cannot_win
 from gnnfast.features import aggregate_csr, unsupported
 from gnnfast.graph import Graph, ids
 from gnnfast.pyg import guards
 from gnnfast.pyg.messages import Message
-from gnnfast.pyg.verdict import check_module, refused
-from gnnfast.reporting import fell_back
-from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
+from gnnfast.pyg.verdict import check_module, refused, served
+from gnnfast.reporting import fell_back, ran
+from gnnfast.types import EXTREMA, FEATURE_DTYPES, INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
 
 _STRIDED = torch.strided
@@ -25,14 +27,36 @@ _STRIDED = torch.strided
 
 def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
     """Stands in for the ``propagate`` that PyG generates for a class. Returns ``NotImplemented`` to let it run."""
-    reason = guards.context() or refused(type(module))
+    cls = type(module)
+    reason = guards.context() or refused(cls)
     if not reason:
+        if too_small(cls, edge_index, kwargs):
+            return NotImplemented
         try:
             return _propagate(module, edge_index, size, kwargs)
         except Unsupported as error:
             reason = str(error)
-    fell_back(f"pyg {type(module).__name__}", reason)
+    fell_back(f"pyg {cls.__name__}", reason)
     return NotImplemented
+
+
+def too_small(cls: type, edge_index: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a call of a class that was served before has nothing to gain: PyG's own path runs. Asked before anything else, since
+    there every look at the call costs more than kernels can save."""
+    verdict = served.get(id(cls))
+    if verdict is None or type(edge_index) is not Tensor or not edge_index.is_cuda:
+        return False
+    x = kwargs.get(verdict.message.feature)
+    if type(x) is tuple:
+        x = x[0]
+    training = torch.is_grad_enabled()
+    if type(x) is not Tensor or x.layout is not _STRIDED or x.dim() < 2 or (training and verdict.reduce in EXTREMA):
+        return False
+    row_bytes = x.shape[1:].numel() * x.element_size()
+    if not cannot_win(edge_index.shape[-1], row_bytes, training, settings()) or torch.are_deterministic_algorithms_enabled():
+        return False
+    ran(verdict.place, "PyG's own", "too small to gain")
+    return True
 
 
 def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
@@ -48,26 +72,28 @@ def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) 
         weight = kwargs.get(message.weight)
         if weight is None and not (message.optional and message.weight in kwargs):
             raise Unsupported(f"message() uses {message.weight}, which was not passed to propagate()")
-    graph = graph_of(edge_index, num_src, num_dst, to_target)
-    if graph.is_cuda:
+    features, weight, restore = _operands(module, message, edge_index, num_dst, x, weight)
+    if features.is_cuda:
         ids.check()  # of earlier calls; in this one PyG raises its own error
-    features, weight, restore = _operands(module, message, graph, x, weight)
-    place = verdict.place
-    try:
-        if features.layout is not _STRIDED:
-            out = _sparse_features(graph, features, weight, reduce, place)
-        else:
-            training = module.training
-            out = aggregate(
-                graph, features, weight, reduce, place=place, ties="scatter", training=training, owner=module, copies=True
-            )
-    except (IndexError, ValueError) as error:  # a bad index or size: PyG raises its own error
-        raise Unsupported(f"invalid input: {error}") from None
+    out = _over_graph(module, edge_index, (num_src, num_dst, to_target), features, weight, reduce, verdict.place)
     if restore is not None:
         out = restore(out)
     if verdict.update is None:
         return out
     return module.update(out, **{name: kwargs[name] for name in verdict.update if name in kwargs})
+
+
+def _over_graph(
+    module: Any, edge_index: Tensor, sizes: tuple[int, int, bool], features: Tensor, weight: Tensor | None, reduce: str, place: str
+) -> Tensor:
+    graph = graph_of(edge_index, *sizes)
+    try:
+        if features.layout is not _STRIDED:
+            return _sparse_features(graph, features, weight, reduce, place)
+        how: Any = dict(ties="scatter", training=module.training, owner=module, copies=True)
+        return aggregate(graph, features, weight, reduce, place=place, **how)
+    except (IndexError, ValueError) as error:  # a bad index or size: PyG raises its own error
+        raise Unsupported(f"invalid input: {error}") from None
 
 
 def _sizes(module: Any, message: Message, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> tuple[Tensor, int, int, bool]:
@@ -136,19 +162,21 @@ def graph_of(edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) ->
 
 
 def _operands(
-    module: Any, message: Message, graph: Graph, x: Tensor, weight: Any
+    module: Any, message: Message, edge_index: Tensor, num_dst: int, x: Tensor, weight: Any
 ) -> tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor] | None]:
     """Features ``[num_src, F]``, weights ``[E]`` or ``[E, H]`` of the dtype that the framework computes in, and what brings the
     result back into the layout of the features (``None``: it is in it)."""
     dims = x.dim()
     dim = module.node_dim % dims
-    if x.device != graph.device:
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.dtype not in INDEX_DTYPES:
+        raise Unsupported(f"edge_index is {edge_index.dtype} of shape {list(edge_index.shape)}")
+    if x.device != edge_index.device:
         raise Unsupported("features and edge_index are on different devices")
     if weight is not None:
         reason = guards.operand(str(message.weight), weight)
         if reason:
             raise Unsupported(reason)
-        weight = _weight(message, graph, x, weight, dim)
+        weight = _weight(message, edge_index.shape[1], x, weight, dim)
         if weight.device != x.device:
             raise Unsupported("features and weights are on different devices")
         if x.dtype != weight.dtype and x.layout is _STRIDED:
@@ -164,15 +192,15 @@ def _operands(
     shape = moved.shape[1:]
 
     def restore(out: Tensor) -> Tensor:
-        out = out.view(graph.num_dst, *shape)
+        out = out.view(num_dst, *shape)
         return out if dim == 0 else out.movedim(0, dim).contiguous()
 
     return moved.reshape(moved.shape[0], shape.numel()), weight, restore
 
 
-def _weight(message: Message, graph: Graph, x: Tensor, weight: Tensor, dim: int) -> Tensor:
+def _weight(message: Message, edges: int, x: Tensor, weight: Tensor, dim: int) -> Tensor:
     """The weight as ``[E]`` or ``[E, H]``, for the shapes where the framework's broadcasting means just that."""
-    edges, shape = graph.num_edges, weight.shape
+    shape = weight.shape
     if message.form == "view":
         scalar = weight.numel() == edges
     else:

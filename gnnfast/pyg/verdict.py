@@ -84,12 +84,15 @@ def check_module(module: Any) -> Verdict:
         raise Unsupported("a method of message passing is no plain function") from None
     if isinstance(verdict, str):
         raise Unsupported(verdict)
-    return verdict
+    served[id(cls)] = verdict
+    return verdict  # type: ignore[no-any-return]
 
 
 # What is refused for its message() alone: by the id of the class, its message and the code of that. To refuse is always right, so
 # that nothing else is looked at again.
 _refusals: dict[int, tuple[Any, Any, str]] = {}
+# The last verdict on classes that were served, by their id: what the next call may be asked by before anything is looked at.
+served: dict[int, Verdict] = {}
 
 
 def refused(cls: type) -> str:
@@ -109,6 +112,7 @@ def _watch(cls: type, kind: type, key: tuple[int, type]) -> tuple[known.Watch, w
     def gone(_: Any) -> None:
         _verdicts.pop(key, None)
         _refusals.pop(key[0], None)
+        served.pop(key[0], None)
 
     holder = weakref.ref(cls, gone)
     watch = known.watch_propagate(kind, _METHODS, lambda: _judge(holder(), kind))

@@ -126,7 +126,8 @@ def test_what_is_left_to_others(device):
     def call(weight=weight):
         return execute.aggregate_linear(graph, x, lin, bias, weight, "sum", place="test", owner=lin)
 
-    assert call() is None  # nothing is converted yet
+    if device.type == "cuda":
+        assert call() is None  # nothing is converted yet
     graph.args(True)
     for changes in ({"sample": "random"}, {"kernel": "sampled"}, {"kernel": "gas"}, {"autotune": True}):
         with gnnfast.override(**changes):

@@ -28,8 +28,10 @@ inline Csr check_csr(const Tensor& rowptr, const Tensor& col, const OptTensor& p
   if (schedule && layout.size() >= 4) {
     a.num_items = layout[0], a.num_pieces = layout[1], a.num_block_items = layout[2], a.num_warp_items = layout[3];
     a.slab = layout.size() > 4 ? layout[4] : 0;
+    const int64_t last = schedule->size(0) - 1;
+    a.counts = layout.size() > 5 && layout[5] && last >= 0 ? a.schedule + 4 * last : nullptr;
     GNNFAST_CHECK(0 <= a.num_pieces && a.num_pieces <= a.num_block_items && a.num_warp_items >= 0 &&
-                      a.num_block_items + a.num_warp_items <= a.num_items && a.num_items * 4 <= schedule->numel(),
+                      a.num_block_items + a.num_warp_items <= a.num_items && (a.counts || a.num_items * 4 <= schedule->numel()),
                   "the layout does not fit a schedule of shape ", shape_str(*schedule));
   }
   return a;

@@ -8,6 +8,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include "dtype.h"
+#include "types.h"
 
 namespace gnnfast {
 
@@ -27,6 +28,13 @@ struct Launch {
     return static_cast<cudaStream_t>(s);
   }
 };
+
+// Work items of a schedule: all, pieces, those for a block, those for a warp.
+__device__ inline int4 count_items(const Csr& a) {
+  if (a.counts) return __ldg(reinterpret_cast<const int4*>(a.counts));
+  return make_int4(static_cast<int>(a.num_items), static_cast<int>(a.num_pieces), static_cast<int>(a.num_block_items),
+                   static_cast<int>(a.num_warp_items));
+}
 
 // Blocks for `threads` threads in total. The x dimension of a grid holds 2^31 - 1 blocks, more than any int32 graph needs, so
 // kernels that use this need no grid-stride loop.

@@ -6,8 +6,9 @@
 //   order [num_rows] int32 (optional): the rows in launch order; id order without it.
 //
 // Returns items [num_rows + E / longest, 4] int32, of which the first layout[0] are used, and layout [4] int64 on the device:
-// items, pieces, items for a block, items for a warp. With `padded` the sections are as long as num_rows and E allow, so that layout
-// is known at once, on the CPU; what is not needed is filled with items of no edges (kPadding).
+// items, pieces, items for a block, items for a warp. With `bounds`
+// the layout is how many there can be, on the CPU, so that nobody waits for the device, and the last of the items holds how many
+// there are.
 #pragma once
 
 #include "common/csr.h"

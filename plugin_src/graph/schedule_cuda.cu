@@ -74,7 +74,8 @@ __global__ void __launch_bounds__(kBlock) count_kernel(const ScheduleArgs p, Cou
 }
 
 // One block: where each window's items begin within their sections, and the layout.
-__global__ void __launch_bounds__(kBlock) scan_kernel(Counts* windows, int64_t num_windows, int64_t* layout) {
+__global__ void __launch_bounds__(kBlock)
+    scan_kernel(Counts* windows, int64_t num_windows, int64_t* layout, int4* counts) {
   __shared__ typename Scan::TempStorage storage;
   Counts before{};
   for (int64_t base = 0; base < num_windows; base += kBlock) {
@@ -89,17 +90,12 @@ __global__ void __launch_bounds__(kBlock) scan_kernel(Counts* windows, int64_t n
   if (threadIdx.x == 0) {
     const int32_t* n = before.n;
     layout[0] = int64_t{n[0]} + n[1] + n[2] + n[3], layout[1] = n[0], layout[2] = int64_t{n[0]} + n[1], layout[3] = n[2];
+    if (counts) *counts = make_int4(n[0] + n[1] + n[2] + n[3], n[0], n[0] + n[1], n[2]);
   }
 }
 
-// Where the sections after the pieces begin, if they are padded.
-struct Sections {
-  int64_t block, warp, lanes;
-  bool padded;
-};
-
 __global__ void __launch_bounds__(kBlock)
-    items_kernel(const ScheduleArgs p, const Counts* windows, const int64_t* layout, const Sections sections, int4* items) {
+    items_kernel(const ScheduleArgs p, const Counts* windows, const int64_t* layout, int4* items) {
   using Sort = cub::BlockRadixSort<int32_t, kBlock, kRows, int32_t>;
   __shared__ union {
     typename Scan::TempStorage scan;
@@ -110,8 +106,7 @@ __global__ void __launch_bounds__(kBlock)
   Counts offset{}, here{};
   Scan(storage.scan).ExclusiveScan(count_rows(p, rows), offset, Counts{}, [](Counts a, Counts b) { return a + b; }, here);
   const Counts window = windows[blockIdx.x];
-  const int64_t first[4] = {0, sections.padded ? sections.block : layout[1], sections.padded ? sections.warp : layout[2],
-                            sections.padded ? sections.lanes : layout[2] + layout[3]};
+  const int64_t first[4] = {0, layout[1], layout[2], layout[2] + layout[3]};
 
   int32_t key[kRows], position[kRows];
 #pragma unroll
@@ -146,8 +141,8 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-// How long the sections can become, in the order of a layout.
-std::array<int64_t, 4> longest_sections(const ScheduleArgs& p, int64_t num_edges) {
+// How many items there can be, in the order of a layout.
+std::array<int64_t, 4> most_items(const ScheduleArgs& p, int64_t num_edges) {
   // A row of more than b edges has at most 2 / b pieces an edge.
   const int64_t pieces = num_edges > p.block_edges ? 2 * num_edges / p.block_edges : 0;
   const int64_t for_block = pieces + std::min(p.num_rows, num_edges / (p.warp_edges + 1));
@@ -155,12 +150,7 @@ std::array<int64_t, 4> longest_sections(const ScheduleArgs& p, int64_t num_edges
   return {for_block + for_warp + p.num_rows, pieces, for_block, for_warp};
 }
 
-__global__ void __launch_bounds__(kBlock) padding_kernel(int4* items, int64_t count) {
-  const int64_t i = int64_t{blockIdx.x} * kBlock + threadIdx.x;
-  if (i < count) items[i] = make_int4(0, 0, 0, kPadding);
-}
-
-std::tuple<Tensor, Tensor> schedule(const Tensor& rowptr, const OptTensor& order, int64_t num_edges, bool padded) {
+std::tuple<Tensor, Tensor> schedule(const Tensor& rowptr, const OptTensor& order, int64_t num_edges, bool bounds) {
   ScheduleArgs p{};
   p.rowptr = check_index("rowptr", rowptr, rowptr);
   p.order = check_index("order", order, rowptr);
@@ -170,29 +160,24 @@ std::tuple<Tensor, Tensor> schedule(const Tensor& rowptr, const OptTensor& order
   p.warp_edges = static_cast<int32_t>(warp_edges(num_edges));
   p.block_edges = static_cast<int32_t>(block_edges(num_edges));
   const Launch launch(rowptr);
-  const std::array<int64_t, 4> longest = longest_sections(p, num_edges);
-  const int64_t most = padded ? longest[0] : p.num_rows + num_edges / p.block_edges;
+  const int64_t most = p.num_rows + num_edges / p.block_edges + (bounds ? 1 : 0);
   Tensor items = make_empty(rowptr, {most, 4}, ScalarType::Int);
   Tensor layout = torch::stable::new_zeros(rowptr, {4}, ScalarType::Long);
-  Tensor known = make_on_cpu(longest);
-  if (p.num_rows == 0) return {items, padded ? known : layout};
+  Tensor known = make_on_cpu(most_items(p, num_edges));
+  if (p.num_rows == 0) return {items, bounds ? known : layout};
   const int64_t windows = (p.num_rows + kWindow - 1) / kWindow;
   Tensor counts = make_empty(rowptr, {windows, 4}, ScalarType::Int);
   Counts* at = reinterpret_cast<Counts*>(counts.mutable_data_ptr<int32_t>());
   const unsigned grid = static_cast<unsigned>(windows);
   int4* item = reinterpret_cast<int4*>(items.mutable_data_ptr<int32_t>());
-  if (padded) {
-    padding_kernel<<<blocks_for(most), kBlock, 0, launch.stream>>>(item, most);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  }
   count_kernel<<<grid, kBlock, 0, launch.stream>>>(p, at);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
-  scan_kernel<<<1, kBlock, 0, launch.stream>>>(at, windows, layout.mutable_data_ptr<int64_t>());
+  scan_kernel<<<1, kBlock, 0, launch.stream>>>(at, windows, layout.mutable_data_ptr<int64_t>(),
+                                               bounds ? item + most - 1 : nullptr);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
-  const Sections sections{longest[1], longest[2], longest[2] + longest[3], padded};
-  items_kernel<<<grid, kBlock, 0, launch.stream>>>(p, at, layout.const_data_ptr<int64_t>(), sections, item);
+  items_kernel<<<grid, kBlock, 0, launch.stream>>>(p, at, layout.const_data_ptr<int64_t>(), item);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
-  return {items, padded ? known : layout};
+  return {items, bounds ? known : layout};
 }
 
 }  // namespace

@@ -48,9 +48,10 @@ template <class T, int OP, int VEC>
 __global__ void __launch_bounds__(kBlock) sddmm_csr_kernel(const SddmmArgs p, int lanes) {
   // Items for a block of threads are shared by as many warps, one after the other; each other item has a warp.
   constexpr int kWarps = kBlock / kWarp;
-  const int64_t warp_id = (int64_t{blockIdx.x} * kBlock + threadIdx.x) / kWarp, shared = p.m.num_block_items * kWarps;
-  const int64_t item_id = warp_id < shared ? warp_id / kWarps : p.m.num_block_items + warp_id - shared;
-  if (item_id >= p.m.num_items) return;
+  const int4 counts = count_items(p.m);
+  const int64_t warp_id = (int64_t{blockIdx.x} * kBlock + threadIdx.x) / kWarp, shared = int64_t{counts.z} * kWarps;
+  const int64_t item_id = warp_id < shared ? warp_id / kWarps : counts.z + warp_id - shared;
+  if (item_id >= counts.x) return;
   const int lane = threadIdx.x % kWarp, t = lane % lanes, group = lane / lanes, groups = kWarp / lanes;
   const int4 item = __ldg(reinterpret_cast<const int4*>(p.m.schedule) + item_id);
   const int64_t pairs = int64_t{item.z - item.y} * p.heads, stride = int64_t{groups} * (warp_id < shared ? kWarps : 1);

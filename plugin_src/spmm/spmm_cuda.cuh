@@ -318,11 +318,12 @@ __global__ void __launch_bounds__(kBlock, kResident<T, OP, W, TPR>)
   const int4* items = reinterpret_cast<const int4*>(p.a.schedule);
   Partial<T, OP, W, VEC, TPR> mine(p, lane, f, active, first_slab == 0);
 
+  const int4 counts = count_items(p.a);
   const bool for_block = blockIdx.x < p.a.num_block_items;
   const int64_t warp_id = (int64_t{blockIdx.x} - p.a.num_block_items) * kWarps + warp;
   if (for_block || warp_id < p.a.num_warp_items) {
-    const int4 item = __ldg(items + (for_block ? blockIdx.x : p.a.num_block_items + warp_id));
-    if (item.w == kPadding) return;
+    if (for_block ? blockIdx.x >= counts.z : warp_id >= counts.w) return;
+    const int4 item = __ldg(items + (for_block ? blockIdx.x : counts.z + warp_id));
     int begin = item.y, end = item.z;
     if (for_block) {  // an equal, contiguous share for each warp, in whole batches if it is more than one
       const int even = (end - begin + kWarps - 1) / kWarps, unit = even > kWarp ? kWarp : kWarp / kWarps;
@@ -355,7 +356,7 @@ __global__ void __launch_bounds__(kBlock, kResident<T, OP, W, TPR>)
         mine.merge(i, shared_acc[at], is_max(OP) && OP != kMax ? shared_aux[at] : 0);
       }
     }
-    if (blockIdx.x >= p.a.num_pieces) return mine.store_row(item.x, item.z - item.y);
+    if (blockIdx.x >= count_items(p.a).y) return mine.store_row(item.x, item.z - item.y);
     const int64_t at = int64_t{blockIdx.x} * p.width + f;
 #pragma unroll
     for (int i = 0; i < VEC; ++i) {
@@ -367,8 +368,8 @@ __global__ void __launch_bounds__(kBlock, kResident<T, OP, W, TPR>)
 
   const int64_t warp_blocks = (p.a.num_warp_items + kWarps - 1) / kWarps * kWarps;
   if (warp_id < warp_blocks) return;
-  int64_t id = p.a.num_block_items + p.a.num_warp_items + (warp_id - warp_blocks) * short_rows;
-  const int64_t last = min(id + short_rows, p.a.num_items);
+  int64_t id = counts.z + counts.w + (warp_id - warp_blocks) * short_rows;
+  const int64_t last = min(id + short_rows, int64_t{counts.x});
   auto item_at = [&](int64_t own) { return own < last ? __ldg(items + own) : make_int4(0, 0, 0, 0); };
   int4 next = item_at(id + lane / TPR);
   for (; id < last; id += kWarp / TPR) {
@@ -378,7 +379,7 @@ __global__ void __launch_bounds__(kBlock, kResident<T, OP, W, TPR>)
     const int degree = item.z - item.y;
     mine.start(item.x, item.y);
     mine.template walk<TPR>(item.y, item.z, TPR == kWarp ? degree : __reduce_max_sync(kAllLanes, degree));
-    if (own < last && active && item.w != kPadding) mine.store_row(item.x, degree);
+    if (own < last && active) mine.store_row(item.x, degree);
   }
 }
 
@@ -392,7 +393,7 @@ __global__ void __launch_bounds__(kBlock) combine_kernel(const SpmmArgs p, const
   __shared__ int32_t shared_aux[kWarps][kWarp];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int4* items = reinterpret_cast<const int4*>(p.a.schedule);
-  const int64_t begin = int64_t{blockIdx.x} * kWarps, end = min(begin + kWarps, p.a.num_pieces);
+  const int64_t begin = int64_t{blockIdx.x} * kWarps, end = min(begin + kWarps, int64_t{count_items(p.a).y});
   for (int64_t first = begin; first < end; ++first) {
     const int4 item = __ldg(items + first);
     if (item.w <= 0) continue;
