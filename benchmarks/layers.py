@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import sys
 from typing import Any
 
 import torch
@@ -72,13 +73,15 @@ def measure(
         error = float((a - b).norm() / b.norm())
         assert error < 1e-3, f"gradients differ by {error}"
     row["PyG / gnnfast"] = row["PyG ms"] / row["gnnfast ms"]
+    sizes = f"{graph} {name} {width_in} -> {width_out}"
+    print(f"{sizes}: PyG {row['PyG ms']:.3g} ms, gnnfast {row['gnnfast ms']:.3g} ms", file=sys.stderr, flush=True)
     return row
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gnnfast bench layers", description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--layers", nargs="*", default=None)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--layers", nargs="*", choices=tuple(LAYERS), default=None)
     parser.add_argument("--out", help="write OUT.json and OUT.md")
     options = parser.parse_args(arguments)
     device, rows = torch.device(options.device), []

@@ -23,6 +23,7 @@ import runpy
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -306,20 +307,23 @@ def chart(rows: list[tables.Row], path: str) -> str:
 
 
 # ---- the command line --------------------------------------------------------------------------------------------------------
+class ScriptError(ValueError):
+    """A script is not what was asked for."""
+
+
 def load(script: str, function: str, arguments: list[str]) -> Callable[[], float]:
     """The function of a script, which runs as ``python script arguments`` would but for its name.
 
     Raises:
-        ValueError: there is no such script or function.
+        ScriptError: there is no such script or function. What the script itself raises is not touched.
     """
+    if not Path(script).is_file():
+        raise ScriptError(f"--script {script}: there is no such file")
     sys.argv = [script, *arguments]
-    try:
-        scope = runpy.run_path(script, run_name="__eval__")
-    except FileNotFoundError:
-        raise ValueError(f"--script {script}: there is no such file") from None
-    found = scope.get(function)
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    found = runpy.run_path(script, run_name="__eval__").get(function)
     if not callable(found):
-        raise ValueError(
+        raise ScriptError(
             f"--script {script}: it must define a function {function}() that returns the accuracy of a trained model; "
             "another name is given with --function"
         )
@@ -348,7 +352,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.script:
         try:
             evaluate = load(options.script, options.function, options.rest)
-        except ValueError as error:
+        except ScriptError as error:
             parser.error(str(error))
         rows, line = check(evaluate, options.widths, options.strategies, options.loss, options.repeats)
         summary["recommended"] = line.removeprefix("recommended: ")

@@ -1,14 +1,22 @@
 """gnnfast makes existing graph-neural-network code fast: ``import gnnfast`` in PyTorch Geometric or DGL code, and message passing
 runs on fused kernels with the same numbers."""
 
+import os
+import sys
 from importlib.metadata import PackageNotFoundError, version
+
+try:
+    from gnnfast.config import override, settings
+except ValueError as error:  # a bad value: the command line shows it as a line, a program as the error that it is
+    if os.path.basename(sys.argv[0]) in ("gnnfast", "-m"):
+        sys.exit(f"gnnfast: {error}")
+    raise
 
 from gnnfast import _native
 from gnnfast.captured import CaptureError, capture
-from gnnfast.config import override, settings
 from gnnfast.graph import Graph
 from gnnfast.reporting import FallbackError, clear_report, report
-from gnnfast.switch import disable, enable, is_enabled
+from gnnfast.switch import disable, enable, is_enabled, make_importable
 
 if _native.cpu.loaded:
     from gnnfast import ops  # noqa: F401  registers fake kernels and autograd formulas
@@ -37,5 +45,6 @@ __all__ = [
     "spmm_sparse_features",
 ]
 
+make_importable()
 if settings().enabled:
     enable()

@@ -21,15 +21,21 @@ def main(arguments: list[str] | None = None) -> int:
     commands.add_parser("doctor", help="what is installed, compiled and patched, and what to do about what is not")
     run = commands.add_parser("run", help="run a script with gnnfast, without changing it")
     run.add_argument("--report", action="store_true", help="print what ran where when the script ends")
-    run.add_argument("script")
+    run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
+    run.add_argument("script", metavar="SCRIPT")
     run.add_argument("arguments", nargs=argparse.REMAINDER)
     bench = commands.add_parser("bench", help="a benchmark on this machine; without a name, lists what there is")
     bench.add_argument("name", nargs="?")
     bench.add_argument("arguments", nargs=argparse.REMAINDER, help="the benchmark's own; --help lists them")
+    for stream in (sys.stdout, sys.stderr):  # what a terminal cannot show must not end in a traceback
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
     parsed = parser.parse_args(arguments)
     if parsed.command == "bench":
         return run_benchmark(parsed.name, parsed.arguments)
-    return doctor() if parsed.command == "doctor" else run_script(parsed.script, parsed.arguments, parsed.report)
+    if parsed.command == "run":
+        return run_script(parsed.script, parsed.arguments, parsed.report, parsed.module)
+    return doctor()
 
 
 def run_benchmark(name: str | None, arguments: list[str]) -> int:
@@ -59,19 +65,36 @@ def benchmarks() -> ModuleType:
     return package
 
 
-def run_script(script: str, arguments: list[str], report: bool) -> int:
-    """Runs a script as ``python script`` would, with gnnfast imported first."""
+def run_script(script: str, arguments: list[str], report: bool, module: bool = False) -> int:
+    """Runs a script as ``python script``, or a module as ``python -m module`` would, with gnnfast imported first."""
     import runpy
+    import traceback
 
     import gnnfast
 
+    if not module and not os.path.exists(script):
+        print(f"gnnfast run: there is no file {script!r}", file=sys.stderr)
+        return 2
     sys.argv = [script, *arguments]
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    sys.path[0] = os.getcwd() if module else os.path.dirname(os.path.abspath(script))
     try:
-        runpy.run_path(script, run_name="__main__")
+        if module:
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(script, run_name="__main__")
+    except Exception as error:  # the user's, shown as Python shows it: without our frames
+        ours = (__file__, runpy.__file__, "<frozen runpy>")
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename in ours:
+            frames = frames.tb_next
+        traceback.print_exception(type(error), error, frames)
+        return 1
     finally:
         if report:
-            print(gnnfast.report())
+            try:
+                print(gnnfast.report(), flush=True)
+            except BrokenPipeError:  # as in `| head`: nobody reads on
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
@@ -83,7 +106,7 @@ def doctor() -> int:
 
     import gnnfast
     from gnnfast import _native
-    from gnnfast.config import settings
+    from gnnfast.config import settings, unknown_variables, without_effect
 
     table = Table("what", "state", "note", title="gnnfast doctor", title_justify="left")
     healthy = True
@@ -110,6 +133,10 @@ def doctor() -> int:
         "dgl": ("dgl", "dgl"),
     }.items():
         _framework(row, name, distribution, backend, settings().backends)
+    for text in without_effect(settings()):
+        row(text.split()[0].split("=")[0], None, text)
+    for name, hint in unknown_variables().items():
+        row(name, False, f"there is no such setting: {hint}")
     for setting in fields(settings()):
         variable = setting.metadata["variable"]
         if variable in os.environ:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -132,6 +134,35 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
     return Settings(**values)
 
 
+# Variables that are no settings: of tests, benchmarks and the demo, and what worker processes inherit.
+_OTHERS = ("GNNFAST_DATA", "GNNFAST_DGL_SHIM", "GNNFAST_DEMO_JSON", "GNNFAST_CUDA")
+
+
+def unknown_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables that are named like settings but are none, with what may have been meant."""
+    known = [setting.metadata["variable"] for setting in fields(Settings)]
+    found = {}
+    for name in environment:
+        if name.startswith("GNNFAST") and name not in known and name not in _OTHERS:
+            near = difflib.get_close_matches(name, known, 1)
+            found[name] = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    return found
+
+
+def without_effect(asked: Settings) -> list[str]:
+    """What of the settings changes nothing beside the others, in words."""
+    found = []
+    if asked.sample == "off" and asked.kernel != "sampled" and asked.sample_width is not None:
+        found.append("GNNFAST_SAMPLE_WIDTH has no effect: nothing is sampled (GNNFAST_SAMPLE chooses how)")
+    if asked.kernel == "sampled" and os.environ.get("GNNFAST_SAMPLE") == "off":
+        found.append("GNNFAST_SAMPLE=off has no effect beside GNNFAST_KERNEL=sampled, which samples by fastrand")
+    if asked.kernel not in ("auto", "gas") and asked.degree_threshold is not None:
+        found.append(f"GNNFAST_DEGREE_THRESHOLD has no effect beside GNNFAST_KERNEL={asked.kernel}")
+    return found
+
+
+for _name, _hint in unknown_variables().items():
+    warnings.warn(f"gnnfast knows no environment variable {_name}, so it has no effect: {_hint}", stacklevel=2)
 _base = from_environment()
 _current: ContextVar[Settings | None] = ContextVar("gnnfast_settings", default=None)
 

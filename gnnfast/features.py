@@ -8,6 +8,7 @@ device. Zeros that are not stored count as nothing: a weight that is infinite or
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gnnfast import _native
-from gnnfast.cache import Held, Seen, cache, is_constant, keep_if_captured, nbytes_of
+from gnnfast.cache import Held, cache, is_constant, keep_if_captured, nbytes_of
 from gnnfast.config import settings
 from gnnfast.dispatch.calls import arguments, count
 from gnnfast.dispatch.select import SparseChoice, densities, sparse_pays
@@ -202,12 +203,27 @@ class Measured(Held):
         return self.features
 
 
-_sightings: dict[tuple[int, int, str], Seen] = {}
+_sightings: dict[tuple[int, int, str], tuple[weakref.ref[Tensor], int]] = {}
+
+
+def sighted(x: Tensor, owner: object, what: str) -> bool:
+    """Whether ``owner``, a layer, used these features before. Asked first: hidden activations, which are new in every pass, have
+    then cost next to nothing."""
+    if not large(x) or x.requires_grad or x.is_inference():
+        return False
+    key = id(x), id(owner), what
+    seen = _sightings.get(key)
+    if seen is not None and seen[0]() is x and seen[1] == x._version:
+        return True
+    if len(_sightings) >= _SIGHTINGS:
+        _sightings.clear()
+    _sightings[key] = weakref.ref(x), x._version
+    return False
 
 
 def large(x: Tensor) -> bool:
     """Whether features are so large that their zeros may be worth knowing."""
-    return x.shape[1] >= MIN_WIDTH and x.numel() >= MIN_ELEMENTS
+    return x.dim() == 2 and x.shape[1] >= MIN_WIDTH and x.numel() >= MIN_ELEMENTS
 
 
 def eligible(x: Tensor) -> bool:
@@ -230,16 +246,9 @@ def eligible(x: Tensor) -> bool:
 def measure(x: Tensor, owner: object, what: str) -> Measured | None:
     """What is known of dense features that ``owner``, a layer, uses for the second time or later; ``None`` for all others. ``what``
     tells its uses apart: several of one pass must not look like several passes."""
-    if not eligible(x):
+    if not sighted(x, owner, what) or not eligible(x):
         return None
     if torch.is_grad_enabled() and saved_tensors_are_watched():
-        return None
-    key = id(x), id(owner), what
-    seen = _sightings.get(key)
-    if seen is None or not seen.still(x):
-        if len(_sightings) >= _SIGHTINGS:
-            _sightings.clear()
-        _sightings[key] = Seen(x)
         return None
     try:
         return cache.get((x,), "density", lambda: _unless_capturing(x, Measured))  # type: ignore[no-any-return]

@@ -32,8 +32,6 @@ def enable() -> None:
         if _enabled:
             return
         _enabled = True
-        if "dgl" in settings().backends:
-            _gnnfast_dgl_shim.install()
         if not _watching:
             _watching = True
             for backend, name in _modules():  # runs at once for a module that is there already
@@ -44,6 +42,12 @@ def enable() -> None:
                     _install(backend, sys.modules[name])
         if _native.cuda.loaded:
             check_when_synchronising(_patches.setdefault("torch", Patches()))
+
+
+def make_importable() -> None:
+    """Lets DGL be imported at all on today's torch, whether gnnfast is on or off: who compares needs both."""
+    if "dgl" in settings().backends:
+        _gnnfast_dgl_shim.install()
 
 
 def disable() -> None:

@@ -337,7 +337,7 @@ class Graph:
         edges.uses += 1
         if self.is_cuda and edges.nbytes and not edges.plan.settled(edges.formats):
             with edges.lock:
-                edges.plan.improve(edges.formats, edges.uses - 1, x_bytes, self.num_src == self.num_dst, repr(self))
+                edges.plan.improve(edges.formats, edges.uses - 1, x_bytes, self.num_src == self.num_dst, self)
 
     def slot_weights(self, weight: Tensor, csc: bool) -> tuple[Tensor, Tensor | None] | None:
         """The weight ``[num_edges]`` or ``[num_edges, H]`` in the slot orders of CSR and CSC: itself where there is no ``perm``,

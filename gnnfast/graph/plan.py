@@ -65,10 +65,12 @@ class Plan(Held):
         exact = (first is None or first.exact) and (second is None or second.exact)
         return exact and (type(self.locality) is Found or type(self.locality) is str)
 
-    def improve(self, formats: list[Csr | None], uses: int, x_bytes: int, square: bool, name: str) -> None:
-        """Called before each aggregation on CUDA, after ``uses`` others, while :meth:`settled` says no. Waits for nothing."""
-        self._make_exact(formats, uses)
-        self._consider_locality(formats, uses, x_bytes, square, name)
+    def improve(self, formats: list[Csr | None], uses: int, x_bytes: int, square: bool, graph: object) -> None:
+        """Called before each aggregation on CUDA, after ``uses`` others, while :meth:`settled` says no. Waits for nothing.
+        ``graph`` is named in the report."""
+        if uses >= min(EXACT_USES, locality.USES):
+            self._make_exact(formats, uses)
+            self._consider_locality(formats, uses, x_bytes, square, graph)
 
     def default(self, cuda: bool, row_bytes: int, num_edges: int, num_rows: int) -> Tuned:
         """What the settings ask for. ``auto`` is the locality schedule once there is one, where rows gather enough to outweigh that
@@ -124,7 +126,7 @@ class Plan(Held):
                 self.args.clear()
                 self.grew(exact.nbytes - csr.nbytes)
 
-    def _consider_locality(self, formats: list[Csr | None], uses: int, x_bytes: int, square: bool, name: str) -> None:
+    def _consider_locality(self, formats: list[Csr | None], uses: int, x_bytes: int, square: bool, graph: object) -> None:
         """After some uses of a graph that it is expected to help, starts to make a locality schedule for so many bytes of features,
         and takes it over once it is there."""
         state = self.locality
@@ -157,7 +159,7 @@ class Plan(Held):
             for key in [key for key in self.args if key[-1].schedule == "locality"]:
                 self.args.pop(key, None)  # of an order that was asked for before
             self.grew(sum(found.items.nbytes for found in made_here.values()))
-        scheduled(name, before, after, state.milliseconds, state.pays)
+        scheduled(repr(graph), before, after, state.milliseconds, state.pays)
 
     def follow(self, other: Plan, side: int, csr: Csr) -> None:
         """Takes over the order of another graph's rows."""

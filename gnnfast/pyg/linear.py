@@ -34,10 +34,10 @@ def make_linear(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``Linear.forward(x)`` of PyG."""
 
     def linear(module: Any, x: Any) -> Any:
-        if type(x) is not Tensor or (x.layout is torch.strided and (x.dim() != 2 or not features.large(x))):
+        if type(x) is not Tensor:
             return NotImplemented
         if x.layout is torch.strided:
-            if not features.eligible(x):
+            if not features.sighted(x, module, "product"):
                 return NotImplemented  # at once: such are most calls
         elif reason := features.unsupported(x):
             fell_back("pyg Linear", reason)
@@ -276,7 +276,7 @@ def _reorders(known: Any, module: Any, lin: Any, x_src: Any, x_dst: Any, edge_in
     """Sum or mean, if ``aggregate(lin(x))`` gives the same as the layer and is cheaper; else empty. What is not certain runs as PyG
     wrote it."""
     csr = _is_csr(x_src)
-    if guards.context() or (not csr and not features.eligible(x_src) and _saves_little(lin, edge_index, hops)):
+    if guards.context() or (not csr and not _may_be_sparse(x_src, module) and _saves_little(lin, edge_index, hops)):
         return ""  # at once
     if (not csr and guards.operand("x", x_src)) or not _plain(lin) or not _fits(x_src, lin.weight, lin.bias):
         return ""
@@ -315,6 +315,11 @@ def _reorders(known: Any, module: Any, lin: Any, x_src: Any, x_dst: Any, edge_in
         return ""
     ran(place, "linear first", change)
     return reduce
+
+
+def _may_be_sparse(x: Any, module: Any) -> bool:
+    """Whether a layer was given these features before, so that they may be worth measuring."""
+    return type(x) is Tensor and features.sighted(x, module, "order")
 
 
 def _saves_little(lin: Any, edge_index: Any, hops: int) -> bool:

@@ -47,8 +47,8 @@ struct Csr {
   // Work items of the CUDA kernels (graph/schedule.h builds them): int4 (row, first slot, last slot + 1, pieces of the row), in
   // three sections: num_block_items for a block of threads each, num_warp_items for a warp each, and the rest, short rows, for
   // a few lanes each. The first num_pieces are pieces of long rows, which are combined in a second kernel; others are whole
-  // rows. Of a new graph the host knows only how many there can be: the numbers are then at `counts`, in the order items, pieces,
-  // items for a block, for a warp, and those below are for the size of a launch.
+  // rows. Of a new graph the host knows only how many there can be: the numbers are then at `counts`, in the order items,
+  // pieces, items for a block, for a warp, and those below are for the size of a launch.
   const int32_t* schedule;  // [num_items, 4] or null
   const int32_t* counts;    // [4] or null
   int64_t num_items, num_pieces, num_block_items, num_warp_items;

@@ -5,8 +5,8 @@
 //   came sorted, so that slots are edge ids; perm may then be empty.
 //
 // Nothing here waits for a device. On a CPU the caller reads the facts and raises the error if an index is outside
-// (gnnfast/ops/convert.py). On CUDA an edge with an id outside is left out (its slot lies behind those of all rows, its column is
-// 0) and complained of (common/ids.cuh), so that kernels may run over the result before anybody has looked.
+// (gnnfast/ops/convert.py). On CUDA an edge with an id outside is left out (its slot lies behind those of all rows, its column
+// is 0) and complained of (common/ids.cuh), so that kernels may run over the result before anybody has looked.
 #pragma once
 
 #include "common/dtype.h"

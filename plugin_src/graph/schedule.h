@@ -7,8 +7,8 @@
 //
 // Returns items [num_rows + E / longest, 4] int32, of which the first layout[0] are used, and layout [4] int64 on the device:
 // items, pieces, items for a block, items for a warp. With `bounds`
-// the layout is how many there can be, on the CPU, so that nobody waits for the device, and the last of the items holds how many
-// there are.
+// the layout is how many there can be, on the CPU, so that nobody waits for the device, and the last of the items holds how
+// many there are.
 #pragma once
 
 #include "common/csr.h"

@@ -74,8 +74,7 @@ __global__ void __launch_bounds__(kBlock) count_kernel(const ScheduleArgs p, Cou
 }
 
 // One block: where each window's items begin within their sections, and the layout.
-__global__ void __launch_bounds__(kBlock)
-    scan_kernel(Counts* windows, int64_t num_windows, int64_t* layout, int4* counts) {
+__global__ void __launch_bounds__(kBlock) scan_kernel(Counts* windows, int64_t num_windows, int64_t* layout, int4* counts) {
   __shared__ typename Scan::TempStorage storage;
   Counts before{};
   for (int64_t base = 0; base < num_windows; base += kBlock) {

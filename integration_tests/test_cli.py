@@ -1,0 +1,107 @@
+"""The command line as a newcomer meets it: each in its own process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def _gnnfast(*arguments, cwd=None, **environment):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GNNFAST")} | environment
+    command = [sys.executable, "-m", "gnnfast", *arguments]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+
+
+def test_unknown_variables_are_named():
+    code = "import gnnfast"
+    env = {**os.environ, "GNNFAST_SAMPEL": "random", "GNNFAST_DATA": "/nowhere"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert "GNNFAST_SAMPEL" in done.stderr and "did you mean GNNFAST_SAMPLE?" in done.stderr and "GNNFAST_DATA" not in done.stderr
+
+
+def test_doctor_names_what_has_no_effect():
+    out = _gnnfast("doctor", GNNFAST_SAMPLE_WIDTH="8", COLUMNS="200").stdout
+    assert "nothing is sampled" in out
+    out = _gnnfast("doctor", GNNFAST_KERNEL="sampled", GNNFAST_SAMPLE="off", COLUMNS="200").stdout
+    assert "which samples by fastrand" in out
+    out = _gnnfast("doctor", GNNFAST_SAMPEL="1", COLUMNS="200")
+    assert "there is no such setting" in out.stdout and out.returncode == 1
+
+
+def test_doctor_ends_in_no_traceback():
+    done = _gnnfast("doctor", GNNFAST_KERNEL="fast")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "GNNFAST_KERNEL is 'fast'; it accepts auto, gas, gar or sampled" in done.stderr
+    done = _gnnfast("doctor", PYTHONIOENCODING="ascii", COLUMNS="40")
+    assert "Traceback" not in done.stderr and "torch" in done.stdout
+
+
+def test_run(tmp_path):
+    (tmp_path / "beside.py").write_text("VALUE = 7\n")
+    script = tmp_path / "script.py"
+    script.write_text("import sys, beside\nprint(beside.VALUE, sys.argv[1:], __name__)\n")
+    assert _gnnfast("run", str(script), "--flag", "x").stdout == "7 ['--flag', 'x'] __main__\n"
+    assert _gnnfast("run", "-m", "script", "y", cwd=tmp_path).stdout == "7 ['y'] __main__\n"
+    done = _gnnfast("run", str(tmp_path / "missing.py"))
+    assert done.returncode == 2 and "there is no file" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_users_traceback_is_the_users(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("def f():\n    raise ValueError('mine')\n\nf()\n")
+    done = _gnnfast("run", str(script))
+    assert done.returncode == 1 and "ValueError: mine" in done.stderr and "script.py" in done.stderr
+    assert "cli.py" not in done.stderr and "runpy" not in done.stderr
+
+
+def test_a_reader_that_stops_reading(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("pass\n")
+    command = f"{sys.executable} -m gnnfast run --report {script} | head -c 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--layers", "Foo"), ("--device", "tpu")])
+def test_benchmarks_say_what_they_accept(arguments):
+    pytest.importorskip("torch_geometric", reason="PyG is not installed")
+    done = _gnnfast("bench", "layers", *arguments)
+    assert done.returncode == 2 and "invalid choice" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_script_to_sample_keeps_its_folder_and_its_errors(tmp_path):
+    pytest.importorskip("torch_geometric", reason="PyG is not installed")
+    (tmp_path / "beside.py").write_text("def work():\n    raise ValueError('deep')\n")
+    script = tmp_path / "eval.py"
+    script.write_text("import beside\nbeside.work()\n")
+    done = _gnnfast("bench", "sampled", "--script", str(script))
+    assert "ValueError: deep" in done.stderr and "beside.py" in done.stderr
+    done = _gnnfast("bench", "sampled", "--script", str(tmp_path / "none.py"))
+    assert done.returncode == 2 and "there is no such file" in done.stderr
+
+
+def test_dgl_can_be_imported_while_gnnfast_is_off():
+    pytest.importorskip("dgl", reason="DGL is not installed")
+    code = "import gnnfast, dgl; assert not gnnfast.is_enabled(); print(dgl.__version__)"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "GNNFAST": "0"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_plain_models_meet_no_warning():
+    pytest.importorskip("torch_geometric", reason="PyG is not installed")
+    code = """
+import warnings, torch, gnnfast
+from torch_geometric.nn import GCNConv
+x = torch.zeros(2000, 500)
+x[::7, ::9] = 1
+edge_index, conv = torch.randint(0, 2000, (2, 8000)), GCNConv(500, 8)
+warnings.simplefilter("error")
+for _ in range(4):
+    conv(x, edge_index).sum().backward()
+assert any("sparse" in key[1] for key in gnnfast.report().kernels)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
