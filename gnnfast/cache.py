@@ -144,20 +144,34 @@ def keep_if_captured(value: object) -> None:
         _captured[id(value)] = value
 
 
+def _nobody() -> None:
+    return None
+
+
 class Held:
     """A value that grows while it is kept: ``nbytes`` is always up to date, and ``account`` (what holds it, at last the cache) is
     told of each change, so that nobody has to look at all values to know what they take."""
 
     def __init__(self) -> None:
         self.nbytes = 0
-        self.account: Any = None
+        self._account: Callable[[], Any] = _nobody
         self.entries = 0  # of the cache
+
+    @property
+    def account(self) -> Any:
+        """What holds the value, or ``None``. Known weakly: a value must die with its last user, not when cycles are collected."""
+        return self._account()
+
+    @account.setter
+    def account(self, account: Any) -> None:
+        self._account = _nobody if account is None else weakref.ref(account)
 
     def grew(self, nbytes: int) -> None:
         """Called with what has been made; negative for what has been dropped."""
         self.nbytes += nbytes
-        if self.account is not None:
-            self.account.grew(nbytes)
+        account = self._account()
+        if account is not None:
+            account.grew(nbytes)
 
 
 class _Entry(NamedTuple):

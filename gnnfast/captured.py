@@ -3,8 +3,9 @@ device to run them."""
 
 from __future__ import annotations
 
+import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -33,13 +34,14 @@ def capture(step: Callable[..., Any]) -> Captured:
     - Learning rates and other options of optimisers may change between calls: rates of optimisers that have ``capturable`` (Adam
       and its kin, which are switched to it) are followed, other changes capture the step anew.
     - Gradients may be set to ``None`` in the step. After a call ``p.grad`` holds those of the step.
-    - Changes of ``edge_index`` and of what else gnnfast remembers, of parameters that were moved or replaced, and of shapes capture
-      the step anew.
+    - Changes of ``edge_index`` and of what else gnnfast remembers, of shapes, and of parameters and buffers that were moved or
+      replaced (of optimisers, and of modules that the step's function names) capture the step anew.
     - Python code of the step runs in the first four calls alone: no prints, no ``model.train()``, no schedulers in it.
 
     Args:
         step: any function of tensors on one CUDA device that runs forward, and maybe backward and optimisers, without waiting for
-            the device: no ``.item()``, no printing of values, no boolean indexing.
+            the device: no ``.item()``, no printing of values, no boolean indexing. Its arguments are tensors that require no
+            gradient, and plain values.
 
     Returns:
         A callable that takes what ``step`` takes and returns what it returns: copies of its tensors, without gradients.
@@ -72,6 +74,10 @@ class Captured:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._stream: torch.cuda.Stream | None = None
         self._optimizers: list[_Steady] = []
+        self._state: list[Tensor] = []
+        self._places: list[int] = []
+        self._gradients: list[tuple[Tensor, Tensor | None]] = []
+        self._before: list[Tensor | None] = []
         self._seen: list[Any] = []
         self._inputs: list[Tensor] = []
         self._facts: Any = None
@@ -89,13 +95,15 @@ class Captured:
                 return self._run(arguments, named)
             self._capture(arguments, named, facts)
         assert self._graph is not None
-        for own, given in zip(self._inputs, tensors):
-            own.copy_(given)
+        with torch.no_grad():
+            for own, given in zip(self._inputs, tensors):
+                own.copy_(given)
         for optimizer in self._optimizers:
             optimizer.follow()
         self._graph.replay()
-        for optimizer in self._optimizers:
-            optimizer.show_gradients()
+        for parameter, gradient in self._gradients:  # the replay writes them where they were captured
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
         return tree_map_only(Tensor, lambda t: t.detach().clone(), self._output)
 
     def _run(self, arguments: Any, named: Any) -> Any:
@@ -121,7 +129,10 @@ class Captured:
         return tree_map_only(Tensor, Tensor.detach, out)
 
     def _capture(self, arguments: Any, named: Any, facts: Any) -> None:
-        own = tree_map_only(Tensor, lambda t: t.detach().clone().requires_grad_(t.requires_grad), (arguments, named))
+        own = tree_map_only(Tensor, lambda t: t.detach().clone(), (arguments, named))
+        # Held, so that what the kernels read is not let go; and gradients that a step adds to are written in each replay.
+        self._state = list({id(t): t for t in self._read()}.values())
+        self._places, self._before = [t.data_ptr() for t in self._state], [t.grad for t in self._state if t.is_leaf]
         self._inputs, self._facts = _tensors_and_facts(*own)[0], facts
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         torch.cuda.synchronize()
@@ -132,18 +143,34 @@ class Captured:
                 self._output = self._step(*own[0], **own[1])
         except Exception as error:
             torch.cuda.set_stream(stream)  # torch leaves the stream of the capture only if it ends well
-            for optimizer in self._optimizers:
-                optimizer.forget_gradients()
+            for t in self._state:  # of a capture that failed they hold nothing
+                if t.is_leaf:
+                    t.grad = None
             self._calls = WARMUP  # the next call tries again, and says the same
             raise CaptureError(_reason(error, self._step)) from error
         finally:
             for optimizer in self._optimizers:
                 optimizer.release()
         self._graph = graph
+        self._gradients = [(t, t.grad) for t in self._state if t.is_leaf and t.requires_grad]
+
+    def _read(self) -> Iterable[Tensor]:
+        """Parameters and buffers of optimisers, and of the modules that the step's function names."""
+        for steady in self._optimizers:
+            for group in steady.optimizer.param_groups:
+                yield from group["params"]
+        for module in _modules_of(self._step):
+            yield from module.parameters()
+            yield from module.buffers()
 
     def _holds(self) -> bool:
         """Whether all that the captured kernels read is where it was, and stands for the same."""
-        return all(optimizer.unchanged() for optimizer in self._optimizers) and all(seen.holds() for seen in self._seen)
+        if not all(optimizer.unchanged() for optimizer in self._optimizers) or not all(seen.holds() for seen in self._seen):
+            return False
+        now = list({id(t): t for t in self._read()}.values())
+        return len(now) == len(self._state) and all(
+            t is old and t.data_ptr() == place for t, old, place in zip(now, self._state, self._places)
+        )
 
 
 def _converting() -> Any:
@@ -151,9 +178,30 @@ def _converting() -> Any:
     return override(**({"kernel": "gar"} if settings().kernel == "auto" else {}))
 
 
+def _modules_of(step: Any) -> list[torch.nn.Module]:
+    """Modules that a function refers to by name, or that it is a method of."""
+    owner = getattr(step, "__self__", step)
+    found = [owner] if isinstance(owner, torch.nn.Module) else []
+    function = inspect.unwrap(getattr(step, "__func__", step))
+    if inspect.isfunction(function):
+        names = inspect.getclosurevars(function)
+        found += [v for v in (*names.nonlocals.values(), *names.globals.values()) if isinstance(v, torch.nn.Module)]
+    return found
+
+
+_PLAIN = (int, float, complex, str, bool, type(None), torch.dtype, torch.device)
+
+
 def _tensors_and_facts(arguments: Any, named: Any) -> tuple[list[Tensor], Any]:
     leaves, spec = tree_flatten((arguments, named))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    for leaf in leaves:
+        if not isinstance(leaf, (Tensor, *_PLAIN)):
+            raise CaptureError(f"arguments of a captured step must be tensors or plain values, got {type(leaf).__name__}")
+        if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.is_leaf:
+            raise CaptureError(
+                "an argument of a captured step requires a gradient, which nobody would get; let the step refer to it"
+            )
     shapes = [(tuple(t.shape), t.dtype, t.device, t.requires_grad) for t in tensors]
     return tensors, (spec, shapes, [leaf for leaf in leaves if not isinstance(leaf, Tensor)])
 
@@ -166,9 +214,6 @@ class _Steady:
         self._rates: list[Tensor | None] = []
         self._given: list[Any] = []
         self._options: list[dict[str, Any]] = []
-        self._places: list[int] = []
-        self._gradients: list[tuple[Tensor, Tensor | None]] = []
-        self._before: list[Tensor | None] = []
 
     def hold(self) -> None:
         """Called before the step is captured."""
@@ -189,20 +234,11 @@ class _Steady:
                 self._rates.append(None)
             self._given.append(rate)
             self._options.append(self._options_of(group, self._rates[-1] is not None))
-        self._places = self._places_of()
-        self._before = [p.grad for p in self._parameters()]  # a step that adds to them writes there in each replay
 
     def release(self) -> None:
         """Called after it was: users and schedulers see their own numbers."""
         for group, rate in zip(self.optimizer.param_groups, self._given):
             group["lr"] = rate
-        self._gradients = [(p, p.grad) for p in self._parameters()]
-
-    def show_gradients(self) -> None:
-        """Called after each replay, which writes them where they were captured."""
-        for parameter, gradient in self._gradients:
-            if parameter.grad is not gradient:
-                parameter.grad = gradient
 
     def follow(self) -> None:
         """Called before each replay."""
@@ -214,24 +250,13 @@ class _Steady:
     def unchanged(self) -> bool:
         """Whether nothing changed that a replay would not follow."""
         groups = self.optimizer.param_groups
-        if len(groups) != len(self._options) or self._places_of() != self._places:
+        if len(groups) != len(self._options):
             return False
         return all(self._options_of(g, rate is not None) == o for g, o, rate in zip(groups, self._options, self._rates))
-
-    def forget_gradients(self) -> None:
-        """Those of a capture that failed hold nothing."""
-        for parameter in self._parameters():
-            parameter.grad = None
 
     @staticmethod
     def _options_of(group: dict[str, Any], follows_rate: bool) -> dict[str, Any]:
         return {k: v for k, v in group.items() if k != "params" and not (k == "lr" and follows_rate)}
-
-    def _places_of(self) -> list[int]:
-        return [p.data_ptr() for p in self._parameters()]
-
-    def _parameters(self) -> list[Tensor]:
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
 
 
 def _reason(error: Exception, step: Callable[..., Any]) -> str:

@@ -209,7 +209,7 @@ _sightings: dict[tuple[int, int, str], tuple[weakref.ref[Tensor], int]] = {}
 def sighted(x: Tensor, owner: object, what: str) -> bool:
     """Whether ``owner``, a layer, used these features before. Asked first: hidden activations, which are new in every pass, have
     then cost next to nothing."""
-    if not large(x) or x.requires_grad or x.is_inference():
+    if torch._C._get_tracing_state() is not None or not large(x) or x.requires_grad or x.is_inference():
         return False
     key = id(x), id(owner), what
     seen = _sightings.get(key)

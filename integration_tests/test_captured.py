@@ -137,6 +137,54 @@ def test_gradients_may_be_set_to_none_outside():
 
 
 @needs_cuda
+def test_an_optimiser_outside_of_the_step():
+    results = []
+    for captured in (False, True):
+        model, optimizer, x, edge_index, y = _work("SAGE", optimizer=torch.optim.SGD)
+
+        def step():
+            loss = torch.nn.functional.cross_entropy(model(x, edge_index), y)  # noqa: B023
+            for p in model.parameters():  # noqa: B023
+                p.grad = None
+            loss.backward()
+            return loss
+
+        run, losses = gnnfast.capture(step) if captured else step, []
+        for _ in range(8):
+            losses.append(float(run()))
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append(losses)
+    assert results[0] == pytest.approx(results[1], rel=1e-4)
+
+
+@needs_cuda
+def test_parameters_that_are_replaced():
+    model, _, x, edge_index, _ = _work("SAGE")
+
+    @torch.no_grad()
+    def step():
+        return model(x, edge_index)
+
+    captured = gnnfast.capture(step)
+    for _ in range(5):
+        captured()
+    model.load_state_dict({k: 2 * v for k, v in model.state_dict().items()}, assign=True)
+    for _ in range(5):
+        torch.testing.assert_close(captured(), step())
+
+
+@needs_cuda
+def test_arguments_that_nobody_could_serve():
+    model, _, x, edge_index, _ = _work("SAGE")
+    captured = gnnfast.capture(lambda x, other=None: model(x, edge_index))
+    with pytest.raises(gnnfast.CaptureError, match="requires a gradient"):
+        captured(x.clone().requires_grad_())
+    with pytest.raises(gnnfast.CaptureError, match="tensors or plain values, got object"):
+        captured(x, object())
+
+
+@needs_cuda
 @pytest.mark.parametrize("bad", ["item", "mask"])
 def test_refusal_names_the_line(bad):
     model, _, x, edge_index, y = _work()

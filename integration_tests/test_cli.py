@@ -5,20 +5,26 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
+ELSEWHERE = tempfile.gettempdir()  # in a source tree its package, which has no libraries, would be found before the installed one
 
-def _gnnfast(*arguments, cwd=None, **environment):
+
+def _gnnfast(*arguments, cwd=ELSEWHERE, **environment):
     env = {k: v for k, v in os.environ.items() if not k.startswith("GNNFAST")} | environment
     command = [sys.executable, "-m", "gnnfast", *arguments]
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
 
 
+def _python(code, **environment):
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=ELSEWHERE, env=os.environ | environment, capture_output=True, text=True, timeout=300)
+
+
 def test_unknown_variables_are_named():
-    code = "import gnnfast"
-    env = {**os.environ, "GNNFAST_SAMPEL": "random", "GNNFAST_DATA": "/nowhere"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    done = _python("import gnnfast", GNNFAST_SAMPEL="random", GNNFAST_DATA="/nowhere")
     assert "GNNFAST_SAMPEL" in done.stderr and "did you mean GNNFAST_SAMPLE?" in done.stderr and "GNNFAST_DATA" not in done.stderr
 
 
@@ -61,7 +67,7 @@ def test_a_reader_that_stops_reading(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("pass\n")
     command = f"{sys.executable} -m gnnfast run --report {script} | head -c 1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    done = subprocess.run(command, shell=True, cwd=ELSEWHERE, capture_output=True, text=True)
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
 
 
@@ -86,7 +92,7 @@ def test_a_script_to_sample_keeps_its_folder_and_its_errors(tmp_path):
 def test_dgl_can_be_imported_while_gnnfast_is_off():
     pytest.importorskip("dgl", reason="DGL is not installed")
     code = "import gnnfast, dgl; assert not gnnfast.is_enabled(); print(dgl.__version__)"
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "GNNFAST": "0"}, capture_output=True, text=True)
+    done = _python(code, GNNFAST="0")
     assert done.returncode == 0, done.stderr
 
 
@@ -103,5 +109,5 @@ for _ in range(4):
     conv(x, edge_index).sum().backward()
 assert any("sparse" in key[1] for key in gnnfast.report().kernels)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = _python(code)
     assert done.returncode == 0, done.stderr

@@ -204,3 +204,88 @@ def test_formats_made_in_inference_mode_serve_training(device):
     x = torch.randn(9, 4, device=device, requires_grad=True)
     gnnfast.spmm(graph, x).sum().backward()
     assert x.grad is not None
+
+
+# ---- the cache's account -----------------------------------------------------------------------------------------------------
+def _use(number, device):
+    """A graph, its reverse, weights in slot order, draws and what kernels derive of it."""
+    ids = [torch.randint(0, 40, (2, 150 + number), device=device) for _ in range(3)]
+    for edge_index in ids:
+        graph = cache.get((edge_index,), "test", lambda: Graph.from_edge_index(edge_index, 40))  # noqa: B023
+        x, w = torch.randn(40, 4, device=device, requires_grad=True), torch.rand(graph.num_edges, device=device)
+        for reduce in ("sum", "mean", "max"):
+            for _ in range(3):
+                gnnfast.spmm(graph, x, w, reduce).sum().backward()
+                gnnfast.spmm(graph.reverse(), x, w, reduce).sum().backward()
+        for _ in range(3):
+            gnnfast.spmm_sampled(graph, x.detach(), w, width=2, strategy="fastrand")
+        w.mul_(2)
+    return ids
+
+
+def test_the_account_is_that_of_the_values(device):
+    cache.clear()
+    kept = [_use(number, device) for number in range(4)]
+    assert len(cache) == 12 and cache.nbytes == sum(value.nbytes for value in cache.values) > 0
+    first = cache.values[0]
+    arrays = [t for csr in first.edges.formats for t in csr if isinstance(t, torch.Tensor)]
+    assert first.nbytes >= sum(t.nbytes for t in arrays)
+    del kept, first, arrays
+    gc.collect()
+    assert len(cache) == 0 and cache.nbytes == 0
+
+
+def test_a_value_under_two_keys_counts_once(device):
+    own, edge_index = Cache(), torch.randint(0, 9, (2, 30), device=device)
+    copy = edge_index.clone()
+    graph = Graph.from_edge_index(edge_index, 9)
+    own.get((edge_index,), 0, lambda: graph)
+    assert own.get((copy,), 0, lambda: graph) is graph
+    graph.args(csc=True, exact=True)
+    assert own.nbytes == graph.nbytes > 0
+    edge_index = None
+    gc.collect()
+    assert len(own) == 1 and own.nbytes == graph.nbytes
+    own.clear()
+    assert own.nbytes == 0
+    graph.draws.sizes(graph, 3)  # grows no more for the cache
+    assert own.nbytes == 0
+
+
+def test_growing_looks_at_no_other_value(device, monkeypatch):
+    own = Cache()
+    held = [torch.randint(0, 9, (2, 30), device=device) for _ in range(200)]
+    for edge_index in held:
+        own.get((edge_index,), 0, lambda: Graph.from_edge_index(edge_index, 9))  # noqa: B023
+    monkeypatch.setattr(Cache, "values", property(lambda self: pytest.fail("all values were looked at")))
+    own.find((held[5],), 0).args(csc=True)
+    assert own.nbytes > 0
+
+
+def test_a_graph_dies_with_its_last_user(device):
+    """Not when cycles are collected: the collector does not know how much memory a GPU has."""
+    gc.collect()
+    gc.disable()
+    try:
+        x, w = torch.randn(9, 4, device=device, requires_grad=True), torch.rand(30, device=device)
+        graph = Graph.from_edge_index(torch.randint(0, 9, (2, 30), device=device), 9)
+        with gnnfast.override(kernel="gar"):
+            for _ in range(3):
+                gnnfast.spmm(graph, x, w).sum().backward()
+                gnnfast.spmm_sampled(graph, x.detach(), w, width=2, strategy="fastrand")
+        arrays = [weakref.ref(t) for t in (graph.csr.rowptr, graph.csc.col, graph.draws.get(graph, "fastrand", 2)[1])]
+        del graph
+        assert not any(array() is not None for array in arrays)
+    finally:
+        gc.enable()
+
+
+def test_choices_are_those_of_a_direction(device):
+    graph = Graph.from_edge_index(torch.stack([torch.arange(100), torch.arange(100) % 10]).to(device), (100, 10))
+    x, y = torch.randn(100, 4, device=device), torch.randn(10, 4, device=device)
+    gnnfast.clear_report()
+    with gnnfast.override(degree_threshold=2.0):
+        gnnfast.spmm(graph.reverse(), y)
+        gnnfast.spmm(graph, x)
+    kernels = {kernel for _, kernel, _ in gnnfast.report().kernels}
+    assert kernels == ({"gar sum", "gas sum"} if device.type == "cuda" else {"gar sum"})

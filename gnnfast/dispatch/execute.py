@@ -11,7 +11,7 @@ from gnnfast.cache import note_variable
 from gnnfast.config import Settings, settings
 from gnnfast.dispatch import autotune, sampling
 from gnnfast.dispatch.calls import arguments, count, over_coo, over_formats
-from gnnfast.dispatch.select import CONVERTED, Choice, Request, Statistics, select
+from gnnfast.dispatch.select import CONVERTED, Choice, Request, Statistics, cannot_win, select
 from gnnfast.graph import Graph, ids
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.plan import Tuned
@@ -115,8 +115,9 @@ def aggregate_linear(
     width, itemsize = lin_weight.shape[0], lin_weight.element_size()
     if not graph.has(csc):
         choice = choose(graph, width, itemsize, reduce, csc, current)
-        graph.edges.regret += choice.regret
         if choice.kernel != "gar":
+            if cannot_win(graph.num_edges, width * itemsize, grad_enabled, current):
+                graph.edges.regret += choice.regret  # the framework's path follows, which counts nothing
             return None
     row_bytes = width * itemsize
     found, product = None if x.requires_grad else features.find(x, owner, "product"), None
@@ -196,7 +197,7 @@ def choose(graph: Graph, width: int, itemsize: int, reduce: str, needs_grad: boo
         return Choice("gar", "hooks watch what is saved for the backward pass")
     converted = graph.has(needs_grad)
     edges, deterministic = graph.edges, torch.are_deterministic_algorithms_enabled()
-    key = reduce, needs_grad, deterministic, width, itemsize, converted
+    key = graph.flipped, reduce, needs_grad, deterministic, width, itemsize, converted
     asked, kept = edges.choices.get(key, (None, None))
     if kept is None or asked is not current or edges.regret >= kept.until:
         sizes = graph.num_src, graph.num_dst, graph.num_edges

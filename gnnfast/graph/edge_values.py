@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -48,7 +50,7 @@ class EdgeValues(Held):
             entry = self._kept.get(key)
             if entry is None or not entry.seen.still(weight):
                 self._drop(key)
-                self._kept[key] = _Entry(Seen(weight, lambda: self._drop(key)), {}, [0])
+                self._kept[key] = _Entry(Seen(weight, self._dropper(key)), {}, [0])
                 while len(self._kept) > KEPT:
                     self._drop(next(iter(self._kept)))
                 return None
@@ -61,6 +63,16 @@ class EdgeValues(Held):
                     entry.nbytes[0] += made.nbytes
                     self.grew(made.nbytes)
             return entry.orders
+
+    def _dropper(self, key: int) -> Callable[[], None]:
+        myself = weakref.ref(self)  # the weights must not keep what is derived of them
+
+        def gone() -> None:
+            values = myself()
+            if values is not None:
+                values._drop(key)
+
+        return gone
 
     def _drop(self, key: int) -> None:
         entry = self._kept.pop(key, None)

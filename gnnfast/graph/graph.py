@@ -38,6 +38,7 @@ class Edges(Held):
         self.regret = 0.0
         self.choices: dict[Any, Any] = {}
         self.lock = threading.RLock()
+        self.converting: torch.cuda.Event | None = None  # the end of conversions that nobody has waited for
 
     # Most graphs that are new in each step need none of these.
     @cached_property
@@ -271,6 +272,9 @@ class Graph:
                 found = edges.formats[side]
                 if found is None:
                     found = self._convert(side)
+                    if self.is_cuda:
+                        edges.converting = torch.cuda.Event()
+                        edges.converting.record()
                     self.set_format(side, found)
                     edges.checked = True
         return found
@@ -290,12 +294,18 @@ class Graph:
     def make_exact(self) -> None:
         """Waits, if need be, until each format has a schedule of nothing but work, as the kernels for sampling and for sparse
         features want it."""
-        for side, csr in enumerate(self.edges.formats):
-            if csr is not None and not csr.exact:
-                exact = self.edges.formats[side] = formats.Exactly(csr).result()
-                self.plan.args.clear()
-                self.plan.exactly.pop(side, None)
-                self.edges.grew(exact.nbytes - csr.nbytes)
+        edges = self.edges
+        if all(csr is None or csr.exact for csr in edges.formats):
+            return
+        if is_capturing():
+            raise Unsupported("a CUDA graph is being captured, and the schedule's sizes are not known; run it more often before")
+        with edges.lock:
+            for side, csr in enumerate(edges.formats):
+                if csr is not None and not csr.exact:
+                    exact = edges.formats[side] = formats.Exactly(csr).result()
+                    self.plan.args.clear()
+                    self.plan.exactly.pop(side, None)
+                    edges.grew(exact.nbytes - csr.nbytes)
 
     # ---- what ops take ---------------------------------------------------------------------------------------------------
     def args(
@@ -310,6 +320,8 @@ class Graph:
             tuned = plan.default(self.is_cuda, row_bytes, self.num_edges, self.num_dst)
         if self.is_cuda:
             keep_if_captured(self.edges)
+            if self.edges.converting is not None:
+                self._wait_on_stream()
         key = (flipped, csc, permuted, exact, tuned)
         found = plan.args.get(key)
         if found is None:
@@ -328,7 +340,19 @@ class Graph:
                 layout = made[0].layout
                 made[0] = made[0]._replace(layout=[*layout[:4], tuned.slab, *layout[5:]])
             found = plan.args[key] = (*made[0].args, *(made[1].args if csc else NO_CSR))
+            if self.is_cuda and self.edges.converting is not None:
+                self._wait_on_stream()
         return found
+
+    def _wait_on_stream(self) -> None:
+        """Has the current stream wait for conversions that another one may still be at."""
+        converting = self.edges.converting
+        if converting is None or torch.compiler.is_compiling() or is_capturing():
+            return
+        if converting.query():
+            self.edges.converting = None
+        else:
+            torch.cuda.current_stream(self.device).wait_event(converting)
 
     def used(self, x_bytes: int) -> None:
         """Called before each aggregation over a format: ``x_bytes`` are those of the gathered features. Counts, and lets the plan

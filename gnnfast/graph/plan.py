@@ -168,7 +168,9 @@ class Plan(Held):
             return
         self.set_order(other.order)
         self.locality = state
-        self.schedules.pop((side, "locality"), None)
+        old = self.schedules.pop((side, "locality"), None)
+        if old is not None:
+            self.grew(-old.items.nbytes)
         self.args.clear()
         self.with_schedule(side, csr, "locality", square=True)
 

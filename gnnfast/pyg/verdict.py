@@ -81,6 +81,8 @@ def check_module(module: Any) -> Verdict:
     try:
         verdict = entry[0].verdict(cls)
     except AttributeError:
+        if not hasattr(cls, "collect"):
+            raise Unsupported("PyG cannot read the source of the class, which was defined by exec or on standard input") from None
         raise Unsupported("a method of message passing is no plain function") from None
     if isinstance(verdict, str):
         raise Unsupported(verdict)

@@ -190,7 +190,7 @@ def test_first_and_second_derivatives(name, reduce, device):
 
     def run(values, weight):
         op = torch.ops.gnnfast.spmm_sparse_features
-        return op(*graph.args(True), weight, features.rowptr, features.col, values, 5, reduce == "mean")
+        return op(*graph.args(True, exact=True), weight, features.rowptr, features.col, values, 5, reduce == "mean")
 
     operands = (x.values().clone().requires_grad_(), weight.requires_grad_())
     assert torch.autograd.gradcheck(run, operands)
@@ -199,7 +199,7 @@ def test_first_and_second_derivatives(name, reduce, device):
 
 def test_opcheck(device):
     _, graph, x, weight = _inputs("hub", 33, True, device)
-    features, args = Features.from_csr(x), graph.args(True)
+    features, args = Features.from_csr(x), graph.args(True, exact=True)
     transposed = (*args[5:], *args[:5])
     matrix = (features.rowptr, features.col)
     values, weight = x.values().clone().requires_grad_(), weight.requires_grad_()
@@ -300,7 +300,7 @@ def test_bad_input(device):
 
 def test_the_ops_check_their_arguments(device):
     _, graph, x, weight = _inputs("random", 8, True, device)
-    f, args, op = Features.from_csr(x), graph.args(True), torch.ops.gnnfast.spmm_sparse_features
+    f, args, op = Features.from_csr(x), graph.args(True, exact=True), torch.ops.gnnfast.spmm_sparse_features
     values = x.values()
     for arguments, message in (
         ((weight[:-1], f.rowptr, f.col, values, 8, False), "weight must have size 200"),

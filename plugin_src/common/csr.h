@@ -37,4 +37,16 @@ inline Csr check_csr(const Tensor& rowptr, const Tensor& col, const OptTensor& p
   return a;
 }
 
+// Whether edges may have been left out of the matrix, so that no kernel visits their slots (graph/convert.h): what is written
+// by slot must then be zero before.
+inline bool may_leave_out(const Csr& a) { return a.counts || a.num_rows == 0; }
+
+// The same for kernels that take the numbers of items from the host alone.
+inline Csr check_exact_csr(const Tensor& rowptr, const Tensor& col, const OptTensor& perm, const OptTensor& schedule,
+                           const std::vector<int64_t>& layout, const Tensor& ref) {
+  const Csr a = check_csr(rowptr, col, perm, schedule, layout, ref);
+  GNNFAST_CHECK(!a.counts, "this op needs a schedule of known size: Graph.args(exact=True)");
+  return a;
+}
+
 }  // namespace gnnfast

@@ -162,7 +162,7 @@ std::tuple<Tensor, Tensor> schedule(const Tensor& rowptr, const OptTensor& order
   const int64_t most = p.num_rows + num_edges / p.block_edges + (bounds ? 1 : 0);
   Tensor items = make_empty(rowptr, {most, 4}, ScalarType::Int);
   Tensor layout = torch::stable::new_zeros(rowptr, {4}, ScalarType::Long);
-  Tensor known = make_on_cpu(most_items(p, num_edges));
+  Tensor known = make_on_cpu(p.num_rows ? most_items(p, num_edges) : std::array<int64_t, 4>{});
   if (p.num_rows == 0) return {items, bounds ? known : layout};
   const int64_t windows = (p.num_rows + kWindow - 1) / kWindow;
   Tensor counts = make_empty(rowptr, {windows, 4}, ScalarType::Int);

@@ -29,7 +29,9 @@ Tensor sddmm(GNNFAST_GRAPH_PARAMS, const Tensor& a_, const Tensor& b_, int64_t h
   check_size("b", b, 1, a.size(1));
   check_heads(heads, a.size(1));
   const Csr m = check_csr(rowptr, col, perm, schedule, layout, a);
-  Tensor out = make_empty(a, {m.num_edges, heads}, a.scalar_type());
+  const bool zeroed = may_leave_out(m);
+  Tensor out =
+      zeroed ? torch::stable::new_zeros(a, {m.num_edges, heads}) : make_empty(a, {m.num_edges, heads}, a.scalar_type());
   SddmmArgs args = sddmm_args(m, a.size(1), heads, a, b, out);
   args.op = value_ ? kDotWhereEqual : arg ? kDotWhereFirst : kDot;
   const Tensor value = value_ ? check_features("value", *value_, a.size(0)) : a;
@@ -39,7 +41,7 @@ Tensor sddmm(GNNFAST_GRAPH_PARAMS, const Tensor& a_, const Tensor& b_, int64_t h
   args.value = value.const_data_ptr();
   args.weight = weight.const_data_ptr();
   args.arg = check_index("arg", arg, a);
-  if (out.numel() > 0) Device::sddmm(args, a);
+  if (out.numel() > 0 && m.num_rows > 0) Device::sddmm(args, a);
   return out;
 }
 

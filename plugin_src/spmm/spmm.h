@@ -117,6 +117,7 @@ std::tuple<Tensor, Tensor> spmm_backward(GNNFAST_GRAPH_PARAMS, const Tensor& wei
   args.self = self.const_data_ptr();
   Tensor out = empty_like_rows(grad, args.a.num_rows, grad.scalar_type());
   Tensor dot = torch::stable::empty_like(*w);
+  if (may_leave_out(args.a)) dot = torch::stable::zero_(dot);
   args.out = out.mutable_data_ptr();
   args.dot = dot.mutable_data_ptr();
   if (grad.size(1) == 0) return {out, torch::stable::zero_(dot)};
@@ -128,7 +129,8 @@ std::tuple<Tensor, Tensor> spmm_backward(GNNFAST_GRAPH_PARAMS, const Tensor& wei
   } else {
     args.op = kSum;
     if (out.numel() > 0) Device::spmm(args, grad);
-    if (dot.numel() > 0) Device::sddmm(sddmm_args(args.a, args.width, args.heads, self, grad, dot), grad);
+    if (dot.numel() > 0 && args.a.num_rows > 0)
+      Device::sddmm(sddmm_args(args.a, args.width, args.heads, self, grad, dot), grad);
   }
   return {out, dot};
 }

@@ -34,7 +34,7 @@ Tensor spmm_sampled(GNNFAST_BOTH_GRAPHS, const OptTensor& order, const OptTensor
   if (transposed) {
     GNNFAST_CHECK(args.draw.strategy == kRandom, "the random strategy alone has a gradient");
     GNNFAST_CHECK(rowptr_t && col_t, "transposed needs the transpose");
-    args.t = check_csr(*rowptr_t, *col_t, slots_t, schedule_t, layout_t, x);
+    args.t = check_exact_csr(*rowptr_t, *col_t, slots_t, schedule_t, layout_t, x);
     check_size("x", x, 0, args.a.num_rows);
   }
   args.x = x.const_data_ptr();

@@ -42,7 +42,7 @@ Tensor spmm_sparse_features(GNNFAST_GRAPH_PARAMS, const OptTensor& weight_, cons
   const OptTensor weight = as_contiguous(weight_);
   GNNFAST_CHECK(width >= 0 && width <= 2147483647, "width must be from 0 to 2^31 - 1, got ", width);
   SparseFeaturesArgs args =
-      check_sparse_features(check_csr(rowptr, col, perm, schedule, layout, xval), kFeatures, weight, xrowptr, xcol, xval);
+      check_sparse_features(check_exact_csr(rowptr, col, perm, schedule, layout, xval), kFeatures, weight, xrowptr, xcol, xval);
   args.mean = mean;
   args.width = width;
   args.xval = xval.const_data_ptr();
@@ -58,7 +58,7 @@ Tensor spmm_sparse_features_values(GNNFAST_GRAPH_PARAMS, const OptTensor& weight
   const Tensor grad = check_features("grad", grad_, -1);
   const OptTensor weight = as_contiguous(weight_);
   SparseFeaturesArgs args =
-      check_sparse_features(check_csr(rowptr, col, perm, schedule, layout, grad), kValues, weight, xrowptr, xcol, grad);
+      check_sparse_features(check_exact_csr(rowptr, col, perm, schedule, layout, grad), kValues, weight, xrowptr, xcol, grad);
   args.width = grad.size(1);
   args.grad = grad.const_data_ptr();
   Tensor out = make_empty(grad, {args.stored}, grad.scalar_type());
@@ -73,8 +73,8 @@ Tensor spmm_sparse_features_edges(GNNFAST_GRAPH_PARAMS, const Tensor& xrowptr, c
   const Tensor grad = check_features("grad", grad_, rowptr.numel() - 1), xval = check_values(xval_, xcol);
   check_dtype("xval", xval, grad.scalar_type());
   check_same_device("xval", xval, grad);
-  SparseFeaturesArgs args =
-      check_sparse_features(check_csr(rowptr, col, perm, schedule, layout, grad), kEdges, std::nullopt, xrowptr, xcol, grad);
+  SparseFeaturesArgs args = check_sparse_features(check_exact_csr(rowptr, col, perm, schedule, layout, grad), kEdges,
+                                                  std::nullopt, xrowptr, xcol, grad);
   args.width = grad.size(1);
   args.xval = xval.const_data_ptr();
   args.grad = grad.const_data_ptr();
