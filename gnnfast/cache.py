@@ -5,15 +5,21 @@
 - Normalised weights (:data:`cache`, :mod:`gnnfast.pyg.norm`): by ``edge_index`` and constant weights as they were, the arguments
   and what else they depend on (default dtype, deterministic algorithms). Let go likewise.
 - Measured and compressed features (:data:`cache`, :mod:`gnnfast.features`): by constant features as they were; likewise.
-- Which features a layer has used (``features._sightings``): by constant features as they were, layer and use; the last 256.
-- Weights in slot order (``Graph.slot_weights``): by graph and constant weights as they were. Let go with the weights; the last 4.
-- Draws, schedules and timed options (``Graph``), inverse permutations and degrees (``ops.convert.derived``): by the graph's own
-  arrays, which nobody else holds and nothing writes. Let go with the graph.
+- Which features a layer has used (``features._sightings``): by the tensor and its version, layer and use; the last 256. Only says
+  that they are worth measuring, which looks at them as they are then.
+- Weights in slot order (``graph.edge_values``): by graph and constant weights as they were. Let go with the weights; the last 4.
+- Which kernel the selector chose (``Edges.choices``): by all that it is chosen by, while the regret is below the limit it gave.
+- Draws, schedules and timed options (``graph.draws``, ``graph.plan``), inverse permutations and degrees
+  (``ops.convert.derived``): by the graph's own arrays, which nobody else holds and nothing writes. Let go with the graph.
 - The structure of DGL's graphs (``dgl.backend.structure``): by the ``HeteroGraphIndex``, which is immutable. Let go with it.
 - Which tensor a handed-out copy equals (:meth:`Cache.add_copy`): by the copy as it was. Let go with it.
 - Which tensors were seen to require a gradient (:func:`note_variable`): by the tensor, let go with it.
 - Code of patched functions (``patching._injected``): by function and the code object that it had.
-- What modules compute, and which functions are PyG's (:mod:`gnnfast.pyg.known`): by functions and their code objects.
+- What modules compute, and which functions are PyG's (:mod:`gnnfast.pyg.known`): by functions and their code objects. What a
+  class computed last (``verdict.served``) and why it is refused (``verdict.refused``): by the class; they can only lead to PyG's
+  own path.
+- A captured step (:mod:`gnnfast.captured`): by what the values that it found are known by, shapes of arguments, options of
+  optimisers, and the addresses of parameters and buffers.
 - Whatever a captured CUDA graph reads (:func:`keep_if_captured`): for ever, as its replays cannot be seen.
 
 *As it was* is everything that can be noticed without reading the elements: version counter, dtype, shape, strides, address and
@@ -207,7 +213,7 @@ class Cache:
             if not seen.unchanged(t):
                 return None
         if _watching.seen is not None:
-            found_by(*entry.seen)
+            _watching.seen += entry.seen
         if self._ordered:
             with contextlib.suppress(KeyError):  # dropped by another thread; the value is good all the same
                 self._entries.move_to_end(full_key)

@@ -141,6 +141,39 @@ def test_capture_while_a_schedule_is_made(monkeypatch):
         assert torch.equal(out, expected)
 
 
+def test_what_a_capture_reads_is_kept(monkeypatch):
+    """The arrays themselves: the graph goes on to better ones."""
+    from gnnfast import cache
+
+    graph = Graph.from_edge_index(torch.randint(0, 9, (2, 40)), 9)
+    graph.args(csc=True)
+    monkeypatch.setattr(cache, "is_capturing", lambda: True)
+    monkeypatch.setattr(cache, "_captured", {})
+    graph.is_cuda = True
+    args, coo = graph.args(csc=True), graph.coo
+    assert any(kept is args for kept in cache._captured.values())
+    assert any(kept is graph.edges.coo for kept in cache._captured.values()) and coo is not None
+
+
+@needs_cuda
+def test_replays_after_the_schedule_has_become_exact():
+    edge_index, nodes = _communities()
+    graph, x = Graph.from_edge_index(edge_index.to(CUDA), nodes), torch.randn(nodes, 32, device=CUDA)
+    with gnnfast.override(kernel="gar"):
+        expected = gnnfast.spmm(graph, x)
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            out = gnnfast.spmm(graph, x)
+        assert not graph.csr.exact
+        for _ in range(6):
+            gnnfast.spmm(graph, x)
+            torch.cuda.synchronize()
+    assert graph.csr.exact
+    taken = [torch.full((1 << 20,), -7, dtype=torch.int32, device=CUDA) for _ in range(50)]  # memory that was let go
+    captured.replay()
+    assert torch.equal(out, expected) and taken
+
+
 @needs_cuda
 def test_capture_of_weight_gradients():
     """A capture makes nothing that is kept: the eager step after it must not read what only a replay writes."""

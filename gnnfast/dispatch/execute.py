@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -79,7 +81,13 @@ def aggregate(
     if x.is_cuda:
         ids.check()
         if current.autotune:
-            tuned = _tuned(graph, x, weight, reduce, ties, empty, needs_grad, weight_grad, kernel)
+
+            def run(option: Tuned) -> Tensor:
+                if option.kernel == "gas":
+                    return over_coo(graph, x, weight, reduce, needs_grad)
+                return over_formats(graph, x, weight, reduce, ties, empty, needs_grad, weight_grad, option)
+
+            tuned = _tuned(graph, x, weight, reduce, needs_grad, kernel, run)
         if tuned is not None:
             kernel = tuned.kernel
             reason = f"the fastest of those timed: schedule {tuned.schedule}, slab {tuned.slab or 'auto'}"
@@ -164,13 +172,11 @@ def _tuned(
     x: Tensor,
     weight: Tensor | None,
     reduce: str,
-    ties: str,
-    empty: float,
     needs_grad: bool,
-    weight_grad: bool,
     chosen: str,
+    run: Callable[[Tuned], Tensor],
 ) -> Tuned | None:
-    """The fastest way to run this aggregation; timed if it is the first of its kind."""
+    """The fastest way to ``run`` this aggregation; timed if it is the first of its kind."""
     current, deterministic = settings(), torch.are_deterministic_algorithms_enabled()
     # GAS competes only where the selector was free to choose and nothing needs CSR in a backward pass.
     free = current.kernel == "auto" and graph.edges.coo is not None and not needs_grad and not deterministic
@@ -179,12 +185,6 @@ def _tuned(
     options = autotune.candidates(graph, row_bytes, kernels, current.schedule, deterministic)
     weights = None if weight is None else weight.shape[1:]
     key = (graph.flipped, x.shape[1], x.dtype, weights, reduce, kernels, current.schedule, deterministic)
-
-    def run(option: Tuned) -> Tensor:
-        if option.kernel == "gas":
-            return over_coo(graph, x, weight, reduce, needs_grad)
-        return over_formats(graph, x, weight, reduce, ties, empty, needs_grad, weight_grad, option)
-
     return autotune.best(graph, key, options, run)
 
 

@@ -45,8 +45,6 @@ class Draws(Held):
         """The graph arguments of the sampled ops (see :mod:`gnnfast.ops.spmm_sampled`), with ``csc`` those of a backward pass."""
         from gnnfast.ops.convert import inverse
 
-        if graph.is_cuda:
-            keep_if_captured(graph.edges)
         key = graph.flipped, csc
         found = self._args.get(key)
         if found is None:
@@ -61,6 +59,8 @@ class Draws(Held):
                 other = (*other[:2], slots_t, *other[3:])
                 self.grew(slots_t.nbytes)
             found = self._args[key] = (*forward.args, *other)
+        if graph.is_cuda:
+            keep_if_captured(found)
         return found
 
     def prepared(self, graph: Graph, width: int, csc: bool) -> bool:

@@ -233,6 +233,8 @@ class Graph:
 
                 check_facts(coo_facts(dst, src).tolist(), self.num_dst, self.num_src, self.num_edges)
             edges.checked = True
+        if self.is_cuda:
+            keep_if_captured(edges.coo)
         return src, dst
 
     @property
@@ -318,10 +320,8 @@ class Graph:
         plan, flipped = self.plan, self.flipped
         if tuned is None:
             tuned = plan.default(self.is_cuda, row_bytes, self.num_edges, self.num_dst)
-        if self.is_cuda:
-            keep_if_captured(self.edges)
-            if self.edges.converting is not None:
-                self._wait_on_stream()
+        if self.is_cuda and self.edges.converting is not None:
+            self._wait_on_stream()
         key = (flipped, csc, permuted, exact, tuned)
         found = plan.args.get(key)
         if found is None:
@@ -342,6 +342,8 @@ class Graph:
             found = plan.args[key] = (*made[0].args, *(made[1].args if csc else NO_CSR))
             if self.is_cuda and self.edges.converting is not None:
                 self._wait_on_stream()
+        if self.is_cuda:  # these very arrays: the graph itself may go on to better ones
+            keep_if_captured(found)
         return found
 
     def _wait_on_stream(self) -> None:
