@@ -223,7 +223,7 @@ def sighted(x: Tensor, owner: object, what: str) -> bool:
 
 def large(x: Tensor) -> bool:
     """Whether features are so large that their zeros may be worth knowing."""
-    return x.dim() == 2 and x.shape[1] >= MIN_WIDTH and x.numel() >= MIN_ELEMENTS
+    return x.numel() >= MIN_ELEMENTS and x.dim() == 2 and x.shape[1] >= MIN_WIDTH
 
 
 def eligible(x: Tensor) -> bool:

@@ -175,7 +175,7 @@ def test_kernel_and_log_variables(run_python):
         "import gnnfast\n" + USE_PYG + "print({k[1] for k in gnnfast.report().kernels})",
         env={"GNNFAST_KERNEL": "gas", "GNNFAST_LOG": "debug"},
     )
-    assert "{'gas mean'}" in out and "gnnfast: pyg SAGEConv: gas mean (kernel=gas is set)" in out
+    assert "{'gas mean and linear'}" in out and "gnnfast: pyg SAGEConv: gas mean and linear (kernel=gas is set)" in out
 
 
 @has_pyg

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from gnnfast.cache import note_variable
 from gnnfast.config import Settings, settings
 from gnnfast.dispatch import autotune, sampling
 from gnnfast.dispatch.calls import arguments, count, over_coo, over_formats
-from gnnfast.dispatch.select import CONVERTED, Choice, Request, Statistics, cannot_win, select
+from gnnfast.dispatch.select import Choice, Request, Statistics, select
 from gnnfast.graph import Graph, ids
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.plan import Tuned
@@ -23,7 +24,7 @@ from gnnfast.types import EXTREMA
 from gnnfast.unsupported import Unsupported
 
 if _native.cpu.loaded:
-    from gnnfast.ops.layer import LAYER
+    from gnnfast.ops.layer import Coo, Formats, layer
     from gnnfast.ops.sddmm import SDDMM, SDDMM_COO
     from gnnfast.ops.spmm import call
 
@@ -98,53 +99,79 @@ def aggregate(
     return over_formats(graph, x, weight, reduce, ties, empty, needs_grad, weight_grad, tuned)
 
 
-def aggregate_linear(
+class Linear(NamedTuple):
+    """The operands of a layer that is linear up to its bias: ``A (x @ weight.t()) + bias + x_dst @ root.t()``, of one dtype.
+    Without ``x_dst``, ``root`` multiplies ``x``; ``bias`` and ``root`` may be ``None``."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+    x_dst: Tensor | None = None
+    root: Tensor | None = None
+
+
+def linear_layer(
     graph: Graph,
-    x: Tensor,
-    lin_weight: Tensor,
-    bias: Tensor | None,
+    operands: Linear,
     weight: Tensor | None,
     reduce: str,
     *,
+    first: bool,
     place: str,
     owner: object,
     copies: bool = False,
 ) -> Tensor | None:
-    """The sum or mean of ``x @ lin_weight.t()``, plus ``bias [O]``, on operands of one dtype: ``[num_dst, O]``. ``None`` where
-    there is something to convert, decide or watch first; :func:`aggregate` then does the middle part.
+    """The layer ``[num_dst, O]`` as one node of autograd, with the product ``first``, or after the sum or mean over the edges with
+    their ``weight [E]``. ``None`` where there is something else to decide or watch: :func:`aggregate` then does the middle part.
 
-    ``owner`` is the linear layer, by which constant features are known again; ``copies`` as in :func:`aggregate`."""
+    ``owner`` is the layer, by which constant features are known again; ``copies`` as in :func:`aggregate`."""
     current, grad_enabled = settings(), torch.is_grad_enabled()
-    csc = grad_enabled and (x.requires_grad or lin_weight.requires_grad)
-    if _samples(current) or current.kernel == "gas" or current.autotune:
+    if _samples(current) or current.autotune:
         return None
-    if grad_enabled and (saved_tensors_are_watched() or (weight is not None and weight.requires_grad)):
-        return None
-    width, itemsize = lin_weight.shape[0], lin_weight.element_size()
-    if not graph.has(csc):
-        choice = choose(graph, width, itemsize, reduce, csc, current)
-        if choice.kernel != "gar":
-            if cannot_win(graph.num_edges, width * itemsize, grad_enabled, current):
-                graph.edges.regret += choice.regret  # the framework's path follows, which counts nothing
+    x, lin_weight, bias, x_dst, root = operands
+    x_grad, csc, needs_grad = False, False, False
+    if grad_enabled:
+        if saved_tensors_are_watched() or (weight is not None and weight.requires_grad):
             return None
-    row_bytes = width * itemsize
-    found, product = None if x.requires_grad else features.find(x, owner, "product"), None
-    if found is not None:
-        try:
-            product = found[0].product(csc, row_bytes)
-        except Unsupported:
-            return None
-        ran(place, "sparse product", found[1])
-    elif copies and grad_enabled and lin_weight.requires_grad:
+        x_grad = x.requires_grad
+        csc = x_grad or (first and lin_weight.requires_grad)
+        needs_grad = csc or any(t is not None and t.requires_grad for t in operands)
+    product = None
+    if not x_grad and features.large(x) and (first or not graph.is_cuda or graph.has(csc)):
+        row_bytes = lin_weight.shape[0] * x.element_size()
+        found = features.find(x, owner, "product" if first else "aggregate")
+        if found is not None:
+            if not first:
+                return None
+            try:
+                product = found[0].product(csc, row_bytes)
+            except Unsupported:
+                return None
+            ran(place, "sparse product", found[1])
+    if copies and first and product is None and grad_enabled and lin_weight.requires_grad:
         x = x.clone(memory_format=torch.contiguous_format)
-    if x.is_cuda:
+    width, itemsize = lin_weight.shape[0] if first else x.shape[1], x.element_size()
+    choice = choose(graph, width, itemsize, reduce, csc, current)
+    if graph.is_cuda:
         ids.check()
-    count(graph, place, f"linear and gar {reduce}", CONVERTED.reason, graph.num_src * row_bytes)
-    args, *weights = arguments(graph, weight, csc, row_bytes)
-    inputs = (*weights, reduce == "mean", product, x, lin_weight)
-    if grad_enabled and not csc and bias is not None and bias.requires_grad:  # as in an addition, nothing is kept for its gradient
-        return call(LAYER, False, args, *inputs, None) + bias  # type: ignore[no-any-return]
-    return call(LAYER, csc, args, *inputs, bias)  # type: ignore[no-any-return]
+    what = f"{choice.kernel} {reduce}"
+    count(graph, place, f"linear and {what}" if first else f"{what} and linear", choice.reason, graph.num_src * width * itemsize)
+    a: Formats | Coo
+    coo = graph.coo if choice.kernel == "gas" else None
+    if coo is not None:
+        graph.edges.regret += choice.regret
+        a = Coo((coo[1], coo[0]), weight, graph.num_dst, graph.num_src, reduce == "mean")
+    else:
+        args, in_slots, transposed = arguments(graph, weight, csc, width * itemsize)
+        a = Formats(args, in_slots, transposed, reduce == "mean")
+    if bias is not None and bias.requires_grad and needs_grad and not _others_need_grad(operands):
+        # As in an addition, nothing is kept for its gradient.
+        return layer(False, a, first, product, x, lin_weight, None, x_dst, root) + bias
+    return layer(needs_grad, a, first, product, x, lin_weight, bias, x_dst, root)
+
+
+def _others_need_grad(operands: Linear) -> bool:
+    return any(t is not None and t.requires_grad for t in operands._replace(bias=None))
 
 
 def dot(graph: Graph, a: Tensor, b: Tensor, heads: int, place: str) -> Tensor:

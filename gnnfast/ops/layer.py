@@ -1,50 +1,148 @@
-"""A layer that is linear up to its bias, ``A (X W^T) + b``, as one node of autograd: on small graphs the nodes of its parts take
-longer than their kernels, and the sum without the bias need not exist."""
+"""A layer that is linear up to its bias as one node of autograd: on small graphs the nodes of its parts take longer than their
+kernels, and the sums between them need not exist.
+
+``A (X W^T) + b + X_dst R^T`` or ``(A X) W^T + b + X_dst R^T``: A is the adjacency, with its constant weights, as a sum or a mean.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gnnfast.ops.spmm import GRAPH_ARGS, SPMM, Formula
+from gnnfast.ops.spmm import GRAPH_ARGS, SPMM, apply_of, below_autograd, run
 from gnnfast.ops.spmm_sparse_features import PRODUCT
+from gnnfast.types import REDUCTIONS
 
 _ops = torch.ops.gnnfast
-
-# layer(graph, weight, weight_t, mean, product | None, x [N, F], lin_weight [O, F], bias [O] | None) -> [M, O]. Weights of the edges
-# are constant, and as in SPMM; `product` is what PRODUCT takes before its weight, if x is to be used compressed.
+_SUM, _MEAN = REDUCTIONS["sum"], REDUCTIONS["mean"]
 
 
-def _layer(*args: Any) -> Tensor:
-    *graph, weight, weight_t, mean, product, x, lin_weight, bias = args
-    hidden = torch.nn.functional.linear(x, lin_weight) if product is None else PRODUCT.op(*product, lin_weight)
-    out: Tensor = _ops.spmm.default(*graph, weight, weight_t, hidden, mean)
-    return out if bias is None else out.add_(bias)
+class Formats(NamedTuple):
+    """A over CSR: ``graph`` and the weights as SPMM takes them."""
+
+    graph: tuple[Any, ...]
+    weight: Tensor | None
+    weight_t: Tensor | None
+    mean: bool
+
+    def times(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        return _ops.spmm.default(*self.graph, self.weight, self.weight_t, x, self.mean), None
+
+    def kept(self) -> tuple[Tensor | None, Tensor | None]:
+        """What the user could write into before the backward pass, which autograd then finds out."""
+        return self.weight, self.weight_t
+
+    def transpose_times(self, kept: tuple[Any, Any], degree: Any, grad: Tensor) -> Tensor:
+        found = SPMM.backward(self, self.graph, (*kept, None, None), (False, False, True), grad)[2]
+        assert found is not None
+        return found
 
 
-def _keep(ctx: Any, needs: Any, _: Any, weight: Any, weight_t: Any, mean: bool, product: Any, *operands: Any) -> tuple[Any, ...]:
-    ctx.mean, ctx.product = mean, product
-    x, lin_weight, _ = operands
-    return weight, weight_t, x if needs[5] else None, lin_weight if needs[4] else None
+class Coo(NamedTuple):
+    """A over COO: ``coo`` are row and column."""
+
+    coo: tuple[Tensor, Tensor]
+    weight: Tensor | None
+    num_rows: int
+    num_cols: int
+    mean: bool
+
+    def times(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        return _ops.spmm_coo.default(*self.coo, self.weight, x, self.num_rows, _MEAN if self.mean else _SUM)  # type: ignore[no-any-return]
+
+    def kept(self) -> tuple[Tensor | None, ...]:
+        return *self.coo, self.weight
+
+    def transpose_times(self, kept: tuple[Any, ...], degree: Any, grad: Tensor) -> Tensor:
+        row, column, weight = kept
+        over = degree if self.mean else None
+        return run(_ops.spmm_coo.default, column, row, weight, grad, self.num_cols, _SUM, over)[0]  # type: ignore[no-any-return]
 
 
-def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tuple[Any, ...]:
-    weight, weight_t, x, lin_weight = kept
-    need_x, need_lin_weight, need_bias = needs[4:]
-    to_x = to_lin_weight = None
-    to_bias = grad.sum(0) if need_bias else None
-    if need_x or need_lin_weight:
-        hidden = SPMM.backward(ctx, graph, (weight, weight_t, None, None), (False, False, True), grad)[2]
-        assert hidden is not None
-        if need_x:
-            to_x = hidden.mm(lin_weight)
-        if need_lin_weight and ctx.product is None:
-            to_lin_weight = hidden.t().mm(x)
-        elif need_lin_weight:
-            to_lin_weight = PRODUCT.backward(ctx, ctx.product[:GRAPH_ARGS], ctx.product[GRAPH_ARGS:], needs, hidden)[2]
-    return None, None, None, None, to_x, to_lin_weight, to_bias
+def compute(
+    a: Formats | Coo, first: bool, product: Any, x: Tensor, lin_weight: Tensor, bias: Any, x_dst: Any, root: Any
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The layer ``[M, O]``, what lies between its product and its aggregation, and the degrees of a mean over COO.
+
+    Args:
+        a: the adjacency ``[M, N]``.
+        first: whether the product comes before the aggregation.
+        product: what PRODUCT takes before its weight, if ``x`` is to be used compressed.
+        x: ``[N, F]``; lin_weight: ``[O, F]``; bias: ``[O]`` or ``None``.
+        x_dst: ``[M, F']``, or ``None`` for ``x``; root: ``[O, F']`` or ``None``.
+    """
+    if first:
+        hidden = torch.nn.functional.linear(x, lin_weight) if product is None else PRODUCT.op(*product, lin_weight)
+        out, degree = a.times(hidden)
+        if bias is not None:
+            out.add_(bias)
+    else:
+        hidden, degree = a.times(x)
+        out = torch.nn.functional.linear(hidden, lin_weight, bias)
+    if root is not None:
+        out.addmm_(x if x_dst is None else x_dst, root.t())
+    return out, hidden, degree
 
 
-LAYER = Formula(_layer, _keep, _backward)
+class Layer(torch.autograd.Function):
+    """:func:`compute`, which can be differentiated, also twice. If the aggregation comes first its result is a second output: the
+    gradient of the weight depends on it."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Any, first: bool, product: Any, *operands: Any) -> Any:
+        ctx.set_materialize_grads(False)
+        with below_autograd():
+            out, hidden, degree = compute(a, first, product, *operands)
+        x, lin_weight, _, x_dst, root = operands
+        need_x, need_weight, _, need_dst, need_root = ctx.needs_input_grad[3:]
+        ctx.a, ctx.first, ctx.product, ctx.degree, ctx.square = a, first, product, degree, x_dst is None
+        ctx.save_for_backward(
+            (x if first else hidden) if need_weight else None,
+            lin_weight if need_x else None,
+            (x if x_dst is None else x_dst) if need_root else None,
+            root if need_x or need_dst else None,
+            *(a.kept() if need_x or need_weight else ()),
+        )
+        return out if first else (out, hidden)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any, to_hidden: Any = None) -> Any:
+        multiplied, lin_weight, x_dst, root, *of_a = ctx.saved_tensors
+        need_x, need_weight, need_bias, need_dst, need_root = ctx.needs_input_grad[3:]
+        to_x = to_weight = to_bias = to_dst = to_root = None
+        if ctx.first and grad is not None and (need_x or need_weight):
+            hidden = ctx.a.transpose_times(of_a, ctx.degree, grad)
+            to_x = hidden.mm(lin_weight) if need_x else None
+            if need_weight and ctx.product is None:
+                to_weight = hidden.t().mm(multiplied)
+            elif need_weight:
+                to_weight = PRODUCT.backward(ctx, ctx.product[:GRAPH_ARGS], ctx.product[GRAPH_ARGS:], None, hidden)[2]
+        elif not ctx.first:
+            if need_x:
+                through = None if grad is None else grad.mm(lin_weight)
+                both = through is not None and to_hidden is not None
+                through = through + to_hidden if both else to_hidden if through is None else through
+                to_x = ctx.a.transpose_times(of_a, ctx.degree, through)
+            if need_weight and grad is not None:
+                to_weight = grad.t().mm(multiplied)
+        if grad is not None:
+            to_bias = grad.sum(0) if need_bias else None
+            to_root = grad.t().mm(x_dst) if need_root else None
+            if to_x is not None and root is not None and ctx.square:
+                to_x = torch.addmm(to_x, grad, root)
+            to_dst = grad.mm(root) if need_dst else None
+        return None, None, None, to_x, to_weight, to_bias, to_dst, to_root
+
+
+_apply = apply_of(Layer)
+
+
+def layer(needs_grad: bool, a: Formats | Coo, first: bool, *rest: Any) -> Tensor:
+    """The first result of :func:`compute`, so that it can be differentiated if ``needs_grad``."""
+    if needs_grad:
+        out = _apply(a, first, *rest)
+        return out if first else out[0]  # type: ignore[no-any-return]
+    with below_autograd():
+        return compute(a, first, *rest)[0]

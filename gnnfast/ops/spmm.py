@@ -34,7 +34,7 @@ def rows_of(graph: tuple[Any, ...]) -> int:
     return graph[0].shape[0] - 1
 
 
-_below_autograd: Callable[[], AbstractContextManager[None]] = getattr(torch._C, "_AutoDispatchBelowAutograd", nullcontext)
+below_autograd: Callable[[], AbstractContextManager[None]] = getattr(torch._C, "_AutoDispatchBelowAutograd", nullcontext)
 
 
 class Formula(NamedTuple):
@@ -58,7 +58,7 @@ class Eager(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, graph: tuple[Any, ...], formula: Formula, *inputs: Any) -> Any:
         ctx.graph, ctx.formula = graph, formula.backward  # the graph's arrays are ours and never change: no need to save them
-        with _below_autograd():
+        with below_autograd():
             output = formula.op(*graph, *inputs)
         ctx.save_for_backward(*formula.keep(ctx, ctx.needs_input_grad[2:], output, *inputs))
         return output[0] if formula.hides else output
@@ -68,8 +68,12 @@ class Eager(torch.autograd.Function):
         return (None, None, *ctx.formula(ctx, ctx.graph, ctx.saved_tensors, ctx.needs_input_grad[2:], *grads))
 
 
-# What Function.apply does after some preparations for functorch, which take as long again.
-_apply = super(torch.autograd.Function, Eager).apply
+def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """What ``function.apply`` does after some preparations for functorch, which take as long again."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
+
+
+_apply = apply_of(Eager)
 
 
 def register(formula: Formula, graph_args: int = GRAPH_ARGS) -> Formula:
@@ -102,7 +106,7 @@ def call(formula: Formula, needs_grad: bool, graph: tuple[Any, ...], *arguments:
         apply = Eager.apply if torch._C._are_functorch_transforms_active() else _apply
         return apply(graph, formula, *arguments)
     else:
-        with _below_autograd():  # the registered autograd kernel is Python, and passing through it costs as much as a small graph
+        with below_autograd():  # the registered autograd kernel is Python, and passing through it costs as much as a small graph
             output = formula.op(*graph, *arguments)
     return output[0] if formula.hides else output
 
@@ -111,7 +115,7 @@ def run(op: Any, *arguments: Any) -> Any:
     """Runs an op within a formula: a second derivative is asked for seldom, and only then must it pass through autograd."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return op(*arguments)
-    with _below_autograd():
+    with below_autograd():
         return op(*arguments)
 
 

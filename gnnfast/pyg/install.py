@@ -16,7 +16,7 @@ from typing import Any
 from gnnfast import reporting
 from gnnfast.patching import Patches, Unknown, fingerprint
 from gnnfast.pyg import known
-from gnnfast.pyg.linear import make_gcn_conv, make_gin_conv, make_graph_conv, make_linear, make_sage_conv, make_sg_conv
+from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG, make_gin_conv, make_layer, make_linear
 from gnnfast.pyg.norm import make_gcn_norm, make_normalising
 from gnnfast.pyg.propagate import propagate
 from gnnfast.pyg.sparse import make_spmm
@@ -42,11 +42,11 @@ PATCHES = (
     # What classes run whose source PyG cannot read, so that it generates none for them.
     Patch(MESSAGE_PASSING, "MessagePassing.propagate", ("3e74443a6625",), lambda _: propagate),
     Patch("torch_geometric.nn.conv.gcn_conv", "gcn_norm", ("13eadb05c985",), make_gcn_norm),
-    Patch("torch_geometric.nn.conv.gcn_conv", "GCNConv.forward", ("19639c7f1d56",), make_gcn_conv),
+    Patch("torch_geometric.nn.conv.gcn_conv", "GCNConv.forward", ("19639c7f1d56",), make_layer(GCN)),
     Patch("torch_geometric.nn.conv.gin_conv", "GINConv.forward", ("23e50bb1714e",), make_gin_conv),
-    Patch("torch_geometric.nn.conv.graph_conv", "GraphConv.forward", ("a5a154f3a5b6",), make_graph_conv),
-    Patch("torch_geometric.nn.conv.sage_conv", "SAGEConv.forward", ("5fe530548373",), make_sage_conv),
-    Patch("torch_geometric.nn.conv.sg_conv", "SGConv.forward", ("ed836c9f444e", "c722900d1008"), make_sg_conv),
+    Patch("torch_geometric.nn.conv.graph_conv", "GraphConv.forward", ("a5a154f3a5b6",), make_layer(GRAPH)),
+    Patch("torch_geometric.nn.conv.sage_conv", "SAGEConv.forward", ("5fe530548373",), make_layer(SAGE)),
+    Patch("torch_geometric.nn.conv.sg_conv", "SGConv.forward", ("ed836c9f444e", "c722900d1008"), make_layer(SG)),
     Patch("torch_geometric.nn.conv.appnp", "APPNP.forward", ("91324db315cb", "f47fe5ba07c3"), make_normalising),
     Patch("torch_geometric.nn.conv.arma_conv", "ARMAConv.forward", ("b07f6d8d230b",), make_normalising),
     Patch("torch_geometric.nn.conv.gcn2_conv", "GCN2Conv.forward", ("174c2d924d12",), make_normalising),

@@ -1,0 +1,372 @@
+"""Layers that are linear up to their bias. Each declares its parts (:class:`Form`); one place decides the order of product and
+aggregation, as PyG writes it or the cheaper one, and runs all as one node of autograd. And products with constant sparse features.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnfast import features
+from gnnfast.dispatch.execute import Linear, linear_layer
+from gnnfast.dispatch.select import Layer, linear_first, saves_little
+from gnnfast.graph.checks import saved_tensors_are_watched
+from gnnfast.patching import class_of, is_dispatched
+from gnnfast.pyg import guards
+from gnnfast.pyg.known import is_linear
+from gnnfast.pyg.norm import make_normalising, sharing
+from gnnfast.pyg.propagate import graph_of
+from gnnfast.pyg.verdict import Verdict, check_module, module_hooks
+from gnnfast.reporting import fell_back, ran
+from gnnfast.types import FEATURE_DTYPES, LINEAR
+from gnnfast.unsupported import Unsupported
+
+_methods = operator.attrgetter("message", "aggregate", "update", "message_and_aggregate", "forward")
+# Orders round differently, which only these dtypes have the digits for.
+_REORDERED = (torch.float32, torch.float64)
+_STRIDED = torch.strided
+
+
+class Form(NamedTuple):
+    """What a layer computes: ``K`` aggregations of the features, a product and a bias, and a product of the destinations' own.
+
+    ``lin`` and ``root`` are the names of its linear layers (the latter empty: it has none); ``bias``: it has one of its own;
+    ``first``: PyG puts the product before the aggregation; ``hops``: the name of the option ``K``, else 1; ``normalised``:
+    ``gcn_norm`` gives the weights; ``unit``: the option by which rows get length 1 at the end; ``refused``: options with which
+    PyG's own forward runs."""
+
+    lin: str
+    root: str = ""
+    bias: bool = False
+    first: bool = False
+    hops: str = ""
+    normalised: bool = False
+    unit: str = ""
+    refused: tuple[str, ...] = ()
+
+
+GCN = Form("lin", bias=True, first=True, normalised=True)
+SAGE = Form("lin_l", "lin_r", unit="normalize", refused=("project",))
+GRAPH = Form("lin_rel", "lin_root")
+SG = Form("lin", hops="K", normalised=True, refused=("cached",))
+
+
+class _Call(NamedTuple):
+    """A call that was looked at: ``x_dst`` is ``x`` where the layer was given one tensor; ``root`` is ``None`` where nothing is
+    to be added; ``copies``: PyG keeps no ``x`` for the backward pass, so that the user may write into it before."""
+
+    x: Tensor
+    x_dst: Any
+    edge_index: Tensor
+    edge_weight: Any
+    size: Any
+    lin: Any
+    root: Any
+    bias: Tensor | None
+    reduce: str
+    hops: int
+    copies: bool
+    place: str
+
+
+def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
+    """What makes a dispatcher for the ``forward(x, edge_index, ...)`` of a layer."""
+
+    def make(original: FunctionType) -> Callable[..., Any]:
+        known, names = class_of(original), list(inspect.signature(original).parameters)[3:]
+        at_weight, at_size = (names.index(n) if n in names else None for n in ("edge_weight", "size"))
+        in_order = make_normalising(original) if form.normalised and not form.first else lambda *_: NotImplemented
+
+        def forward(module: Any, x: Any, edge_index: Any, *rest: Any) -> Any:
+            if guards.context():
+                return NotImplemented
+            weight, size = (None if at is None else rest[at] for at in (at_weight, at_size))
+            call = _look(form, known, module, x, edge_index, weight, size, at_weight is not None)
+            if call is None:
+                return NotImplemented
+            first = form.first or _is_cheaper_first(module, call)
+            if not first and call.hops != 1:
+                return in_order(module, x, edge_index, *rest)
+            if form.normalised:
+                normalised = _normalise(module, call, original)
+                if normalised is None:
+                    return NotImplemented
+                call = call._replace(edge_index=normalised[0], edge_weight=normalised[1])
+            out = _in_one(module, call, first)
+            if out is None:
+                if not first:
+                    return in_order(module, x, edge_index, *rest)
+                out = _in_parts(module, call, {} if at_size is None else {"size": size}, at_weight is not None, bool(form.root))
+            return torch.nn.functional.normalize(out, p=2.0, dim=-1) if form.unit and getattr(module, form.unit) else out
+
+        return forward
+
+    return make
+
+
+def _look(form: Form, known: Any, module: Any, x: Any, edge_index: Any, weight: Any, size: Any, weighted: bool) -> _Call | None:
+    """The call, if the layer is what it declares and kernels take the operands. What is not certain runs as PyG wrote it."""
+    own = module.__dict__
+    modules, pair = own["_modules"], type(x) is tuple
+    if pair and (not form.root or len(x) != 2):
+        return None
+    x, x_dst = x if pair else (x, x)
+    if type(edge_index) is not Tensor or edge_index.layout is not _STRIDED or edge_index.dim() != 2:
+        return None
+    lin, root = modules.get(form.lin), None
+    csr = _is_csr(x)
+    if not csr and guards.operand("x", x):
+        return None
+    if not _plain(lin) or (size is not None and len(size) != 2):
+        return None
+    for option in form.refused:
+        if own.get(option):
+            return None
+    if form.root and x_dst is not None and own.get("root_weight", True):
+        root = modules.get(form.root)
+    of_lin, of_bias = lin._parameters, own["_parameters"] if form.bias else lin._parameters
+    if form.bias and of_lin.get("bias") is not None:
+        return None
+    bias = of_bias["bias"] if "bias" in of_bias else getattr(module if form.bias else lin, "bias", None)
+    hops = getattr(module, form.hops) if form.hops else 1
+    if type(hops) is not int or hops < 1 or module.node_dim not in (-2, 0):
+        return None
+    if not _fits(x, of_lin.get("weight"), bias) or (form.root and module.flow != "source_to_target"):
+        return None
+    if csr and features.unsupported(x):
+        return None
+    if not form.first and _promotes(x, weight):
+        return None
+    verdict = _verdict(known, module, weighted)
+    if verdict is None:
+        return None
+    copies = not form.first and (root is None or x_dst is not x)
+    return _Call(x, x_dst, edge_index, weight, size, lin, root, bias, verdict.reduce, hops, copies, verdict.place)
+
+
+def _normalise(module: Any, call: _Call, original: FunctionType) -> tuple[Tensor, Any] | None:
+    """The graph as ``gcn_norm`` gives it to the layer."""
+    own = module.__dict__
+    if not own.get("normalize", True):
+        return call.edge_index, call.edge_weight
+    kept = own.get("_cached_edge_index")
+    if kept is not None:
+        return kept  # type: ignore[no-any-return]
+    gcn_norm, num_nodes = original.__globals__["gcn_norm"], call.x.shape[0]
+    options = (own.get("improved", False), module.add_self_loops, module.flow, call.x.dtype)
+    arguments = (call.edge_index, call.edge_weight, num_nodes, *options)
+    if own.get("cached"):
+        kept = module._cached_edge_index = gcn_norm(*arguments)
+        return kept  # type: ignore[no-any-return]
+    return gcn_norm(*arguments) if saved_tensors_are_watched() else sharing(call.edge_index, gcn_norm, *arguments)  # type: ignore[no-any-return]
+
+
+def _in_one(module: Any, call: _Call, first: bool) -> Tensor | None:
+    """The layer as one node of autograd."""
+    x, x_dst, weight, root = call.x, call.x_dst, call.edge_weight, call.root
+    dtype, device = x.dtype, x.device
+    if call.size is not None or call.hops != 1 or x.layout is not _STRIDED or dtype not in FEATURE_DTYPES:
+        return None
+    if x_dst is not None and x_dst is not x and (guards.operand("x", x_dst) or x_dst.dim() != 2):
+        return None
+    lin_weight, bias, root_weight = call.lin._parameters["weight"], call.bias, None
+    if bias is not None and bias.shape != lin_weight.shape[:1]:
+        return None
+    if root is not None:
+        if not _plain(root):
+            return None
+        root_weight = root._parameters.get("weight")
+        if root._parameters.get("bias") is not None or not _fits(x_dst, root_weight, None) or x_dst.dtype != dtype:
+            return None
+        if root_weight.shape[0] != lin_weight.shape[0]:
+            return None
+    try:
+        graph = graph_of(call.edge_index, x.shape[0], _num_dst(x, x_dst, None), module.flow == "source_to_target")
+    except Unsupported:
+        return None
+    if graph.device != device:
+        return None
+    if weight is not None:
+        if guards.operand("edge_weight", weight) or weight.shape != (graph.num_edges,):
+            return None
+        if weight.dtype != dtype or weight.device != device:
+            return None
+    operands = Linear(x, lin_weight, bias, None if x_dst is x else x_dst, root_weight)
+    owner = call.lin if first else module
+    try:
+        return linear_layer(graph, operands, weight, call.reduce, first=first, place=call.place, owner=owner, copies=call.copies)
+    except (IndexError, ValueError):  # PyG raises its own
+        return None
+
+
+def _in_parts(module: Any, call: _Call, kwargs: dict[str, Any], weighted: bool, pair: bool) -> Tensor:
+    """Product, aggregations and bias one after the other."""
+    if weighted:
+        kwargs["edge_weight"] = call.edge_weight
+    out = _project(module, call.lin, call.x, call.copies)
+    for _ in range(call.hops):
+        out = module.propagate(call.edge_index, x=(out, _placeholder(call.x_dst)) if pair else out, **kwargs)
+    out = out if call.bias is None else out + call.bias
+    return out if call.root is None else out + call.root(call.x_dst)
+
+
+def make_linear(original: FunctionType) -> Callable[..., Any]:
+    """A dispatcher for ``Linear.forward(x)`` of PyG."""
+
+    def linear(module: Any, x: Any) -> Any:
+        if type(x) is not Tensor:
+            return NotImplemented
+        if x.layout is torch.strided:
+            if not features.sighted(x, module, "product") or guards.context():
+                return NotImplemented  # at once: such are most calls
+        elif reason := guards.context() or features.unsupported(x):
+            fell_back("pyg Linear", reason)
+            return NotImplemented
+        weight, bias, place = module.weight, module.bias, "pyg Linear"
+        if not _fits(x, weight, bias):
+            return NotImplemented
+        if bias is not None and x.element_size() == 2 and x.layout is torch.strided:
+            return NotImplemented  # a bias added to rounded products rounds twice
+        out = _product(x, weight, module, place)
+        if out is None:
+            return NotImplemented
+        return out if bias is None else out + bias
+
+    return linear
+
+
+def make_gin_conv(original: FunctionType) -> Callable[..., Any]:
+    """A dispatcher for ``GINConv.forward(x, edge_index, size)``: torch cannot scale ``torch.sparse_csr`` by ``1 + eps``."""
+
+    def gin_conv(module: Any, x: Any, edge_index: Any, size: Any) -> Any:
+        x_src, x_dst = _pair(x)
+        if not _is_csr(x_dst) or features.unsupported(x_dst) or guards.context():
+            return NotImplemented
+        out = module.propagate(edge_index, x=(x_src, _placeholder(x_dst)), size=size)
+        return module.nn(out + (1 + module.eps) * x_dst.to_dense())
+
+    return gin_conv
+
+
+def _pair(x: Any) -> tuple[Any, Any]:
+    if isinstance(x, Tensor):
+        return x, x
+    return x if isinstance(x, tuple) and len(x) == 2 else (None, None)
+
+
+def _placeholder(x_dst: Any) -> Any:
+    """What ``propagate`` takes the number of destinations from: a sparse tensor has no rows that it could select."""
+    return x_dst.values().new_empty(()).expand(x_dst.shape) if _is_csr(x_dst) else x_dst
+
+
+def _promotes(x: Any, weight: Any) -> bool:
+    """Whether weighting changes the dtype of the features, so that PyG's product comes after and fails."""
+    tensors = isinstance(x, Tensor) and isinstance(weight, Tensor)
+    return tensors and torch.promote_types(x.dtype, weight.dtype) != x.dtype
+
+
+def _is_csr(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.layout is torch.sparse_csr
+
+
+def _fits(x: Any, weight: Any, bias: Any) -> bool:
+    """Whether a product of gnnfast can stand in for ``x @ weight.t() + bias``."""
+    if guards.operand("weight", weight) or (bias is not None and guards.operand("bias", bias)):
+        return False
+    dtype, device = weight.dtype, weight.device
+    if x.dim() != 2 or weight.dim() != 2 or x.size(1) != weight.size(1) or x.dtype != dtype or x.device != device:
+        return False
+    return not torch.is_autocast_enabled(device.type) and (bias is None or bias.dtype == dtype)
+
+
+def _product(x: Tensor, weight: Tensor, owner: Any, place: str) -> Tensor | None:
+    """``x @ weight.t()`` by a sparse kernel, or ``None`` where a dense one is as good."""
+    if not _is_csr(x):
+        return features.try_multiply(x, weight, owner, place)
+    try:
+        return features.multiply_csr(x, weight, place)
+    except Unsupported as error:
+        reason = str(error)
+    except (IndexError, ValueError) as error:  # PyG raises its own
+        reason = f"invalid input: {error}"
+    fell_back(place, reason)
+    return None
+
+
+def _project(module: Any, lin: Any, x: Tensor, copies: bool) -> Tensor:
+    """``lin(x)`` without the bias; with ``copies``, the user may write into ``x`` before the backward pass."""
+    out = _product(x, lin.weight, lin, f"pyg {type(module).__name__}")
+    if out is not None:
+        return out
+    if copies and torch.is_grad_enabled() and lin.weight.requires_grad:
+        x = x.clone()
+    return torch.nn.functional.linear(x, lin.weight)
+
+
+def _num_dst(x_src: Tensor, x_dst: Any, size: Any) -> int:
+    if isinstance(x_dst, Tensor):
+        return x_dst.shape[0]
+    return size[1] if size is not None and size[1] is not None else x_src.shape[0]
+
+
+def _is_cheaper_first(module: Any, call: _Call) -> bool:
+    """Whether ``aggregate(lin(x))`` is so much cheaper than ``lin(aggregate(x))`` that the order changes."""
+    x, weight = call.x, call.lin._parameters["weight"]
+    place, change = call.place, f"{weight.shape[1]} -> {weight.shape[0]} features"
+    if _is_csr(x):
+        ran(place, "linear first", change)  # in PyG's order they would have to be gathered
+        return True
+    if x.dtype not in _REORDERED:
+        return False
+    num_edges = call.edge_index.shape[1]
+    if not features.sighted(x, module, "order") and saves_little(
+        x.device.type, num_edges, weight.shape[1], weight.shape[0], call.hops
+    ):
+        return False  # at once
+    grad, found = torch.is_grad_enabled(), features.measure(x, module, "order")
+    shares = [features.share(x, found, what) for what in ("aggregate", "product")] if found else [1.0, 1.0]
+    layer = Layer(
+        x.device.type,
+        x.shape[0],
+        _num_dst(x, call.x_dst, call.size),
+        num_edges,
+        weight.shape[1],
+        weight.shape[0],
+        call.hops,
+        grad and x.requires_grad,
+        grad and weight.requires_grad,
+        *shares,
+    )
+    if not linear_first(layer):
+        return False
+    ran(place, "linear first", change)
+    return True
+
+
+def _verdict(known: Any, module: Any, weighted: bool) -> Verdict | None:
+    """What the layer aggregates, if nothing between ``forward`` and the aggregation is another than the ``known`` layer's, and
+    nobody watches it."""
+    cls = type(module)
+    same = cls is known or _methods(cls) == _methods(known)
+    if not same or "propagate" in module.__dict__ or not is_dispatched(cls.propagate):
+        return None  # somebody else would see features of another width
+    try:
+        verdict = check_module(module)
+    except Unsupported:
+        return None
+    message = verdict.message
+    if verdict.update is not None or verdict.reduce not in LINEAR or message.feature != "x":
+        return None
+    return verdict if message[1:3] == (("edge_weight", "view") if weighted else (None, "plain")) else None
+
+
+def _plain(lin: Any) -> bool:
+    """Whether calling ``lin`` is a product and a bias and nothing else."""
+    own = lin.__dict__
+    return is_linear(type(lin)) and "forward" not in own and "_call_impl" not in own and not any(module_hooks(own))
