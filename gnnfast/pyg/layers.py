@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnfast import features
-from gnnfast.dispatch.execute import Linear, linear_layer
+from gnnfast.dispatch.execute import Linear, aggregate, linear_layer
 from gnnfast.dispatch.select import Layer, linear_first, saves_little
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.patching import class_of, is_dispatched
@@ -242,16 +242,46 @@ def make_linear(original: FunctionType) -> Callable[..., Any]:
 
 
 def make_gin_conv(original: FunctionType) -> Callable[..., Any]:
-    """A dispatcher for ``GINConv.forward(x, edge_index, size)``: torch cannot scale ``torch.sparse_csr`` by ``1 + eps``."""
+    """A dispatcher for ``GINConv.forward(x, edge_index, size)``."""
+
+    known = class_of(original)
 
     def gin_conv(module: Any, x: Any, edge_index: Any, size: Any) -> Any:
+        if guards.context():
+            return NotImplemented
+        if type(x) is Tensor and size is None and x.layout is _STRIDED:
+            return _gin(known, module, x, edge_index)
         x_src, x_dst = _pair(x)
-        if not _is_csr(x_dst) or features.unsupported(x_dst) or guards.context():
+        if not _is_csr(x_dst) or features.unsupported(x_dst):
             return NotImplemented
         out = module.propagate(edge_index, x=(x_src, _placeholder(x_dst)), size=size)
-        return module.nn(out + (1 + module.eps) * x_dst.to_dense())
+        return module.nn(out + (1 + module.eps) * x_dst.to_dense())  # torch cannot scale torch.sparse_csr
 
     return gin_conv
+
+
+def _gin(known: Any, module: Any, x: Tensor, edge_index: Any) -> Any:
+    """The layer over one graph with as few operations as there can be."""
+    own = module.__dict__
+    eps = own["_buffers"].get("eps", own["_parameters"].get("eps"))
+    if type(edge_index) is not Tensor or edge_index.layout is not _STRIDED or guards.operand("x", x):
+        return NotImplemented
+    if x.dim() != 2 or module.node_dim not in (-2, 0) or module.flow != "source_to_target" or x.dtype not in FEATURE_DTYPES:
+        return NotImplemented
+    if not isinstance(eps, Tensor) or guards.operand("eps", eps) or eps.dtype != x.dtype or eps.device != x.device:
+        return NotImplemented
+    verdict = _verdict(known, module, False)
+    if verdict is None or eps.shape != (1,):
+        return NotImplemented
+    try:
+        graph = graph_of(edge_index, x.shape[0], x.shape[0], True)
+        if graph.device != x.device:
+            return NotImplemented
+        # The product with 1 + eps keeps x where eps needs a gradient, in PyG too.
+        out = aggregate(graph, x, None, verdict.reduce, place=verdict.place, training=module.training, owner=module)
+    except (Unsupported, IndexError, ValueError):  # PyG raises its own
+        return NotImplemented
+    return module.nn(torch.addcmul(out, x, 1 + eps))
 
 
 def _pair(x: Any) -> tuple[Any, Any]:
