@@ -118,13 +118,13 @@ def linear_layer(
     *,
     first: bool,
     place: str,
-    owner: object,
+    owners: tuple[object, object] = (None, None),
     copies: bool = False,
 ) -> Tensor | None:
     """The layer ``[num_dst, O]`` as one node of autograd, with the product ``first``, or after the sum or mean over the edges with
     their ``weight [E]``. ``None`` where there is something else to decide or watch: :func:`aggregate` then does the middle part.
 
-    ``owner`` is the layer, by which constant features are known again; ``copies`` as in :func:`aggregate`."""
+    ``owners`` are the layer and its root, by which constant features are known again; ``copies`` as in :func:`aggregate`."""
     current, grad_enabled = settings(), torch.is_grad_enabled()
     if _samples(current) or current.autotune:
         return None
@@ -136,14 +136,23 @@ def linear_layer(
         x_grad = x.requires_grad
         csc = x_grad or (first and lin_weight.requires_grad)
         needs_grad = csc or any(t is not None and t.requires_grad for t in operands)
+    if root is not None and owners[1] is not None:
+        of_root = x if x_dst is None else x_dst
+        compressed = features.try_multiply(of_root, root, owners[1], place) if features.large(of_root) else None
+        if compressed is not None:
+            rest = operands._replace(x_dst=None, root=None)
+            out = linear_layer(graph, rest, weight, reduce, first=first, place=place, owners=owners, copies=copies)
+            return None if out is None else out + compressed
     product = None
     if not x_grad and features.large(x) and (first or not graph.is_cuda or graph.has(csc)):
         row_bytes = lin_weight.shape[0] * x.element_size()
-        found = features.find(x, owner, "product" if first else "aggregate")
+        found = features.find(x, owners[0], "product" if first else "aggregate")
         if found is not None:
-            if not first:
-                return None
             try:
+                if not first:
+                    hidden = features.aggregate(graph, found[0], weight, reduce, place, found[1])
+                    out = torch.nn.functional.linear(hidden, lin_weight, bias)
+                    return out if root is None else out + torch.nn.functional.linear(x if x_dst is None else x_dst, root)
                 product = found[0].product(csc, row_bytes)
             except Unsupported:
                 return None

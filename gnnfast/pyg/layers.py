@@ -4,8 +4,10 @@ aggregation, as PyG writes it or the cheaper one, and runs all as one node of au
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
+import weakref
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -19,14 +21,15 @@ from gnnfast.dispatch.select import Layer, linear_first, saves_little
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import guards
-from gnnfast.pyg.known import is_linear
+from gnnfast.pyg.known import is_linear, replaced_in_tensor
 from gnnfast.pyg.norm import make_normalising, sharing
 from gnnfast.pyg.propagate import graph_of
-from gnnfast.pyg.verdict import Verdict, check_module, module_hooks
+from gnnfast.pyg.verdict import CALLED, METHODS, check_module, global_hooks, module_hooks, mp_hooks, watch_of
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import FEATURE_DTYPES, LINEAR
 from gnnfast.unsupported import Unsupported
 
+_OVERRIDES = ("propagate", *METHODS)
 _methods = operator.attrgetter("message", "aggregate", "update", "message_and_aggregate", "forward")
 # Orders round differently, which only these dtypes have the digits for.
 _REORDERED = (torch.float32, torch.float64)
@@ -87,7 +90,10 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
             if guards.context():
                 return NotImplemented
             weight, size = (None if at is None else rest[at] for at in (at_weight, at_size))
-            call = _look(form, known, module, x, edge_index, weight, size, at_weight is not None)
+            parts = _parts_of(form, known, module, at_weight is not None)
+            if parts is None:
+                return NotImplemented
+            call = _look(form, parts, x, edge_index, weight, size, module.__dict__.get("root_weight", True))
             if call is None:
                 return NotImplemented
             first = form.first or _is_cheaper_first(module, call)
@@ -110,44 +116,109 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
     return make
 
 
-def _look(form: Form, known: Any, module: Any, x: Any, edge_index: Any, weight: Any, size: Any, weighted: bool) -> _Call | None:
-    """The call, if the layer is what it declares and kernels take the operands. What is not certain runs as PyG wrote it."""
-    own = module.__dict__
-    modules, pair = own["_modules"], type(x) is tuple
+class _Parts:
+    """What was found out about a layer. It holds while its parts, options and functions are the same and nobody watches them, which
+    each call asks again (:meth:`hold`): a few operations, since on small graphs they take as long as kernels."""
+
+    __slots__ = ("aggr", "bias_of", "fetch", "hops", "lin", "options", "reduce", "root", "verdict", "watch")
+
+    def __init__(self, form: Form, known: Any, module: Any, weighted: bool) -> None:
+        """Raises Unsupported if the layer is not what it declares."""
+        own, cls = module.__dict__, type(module)
+        modules = own["_modules"]
+        self.lin, self.root, self.aggr = modules.get(form.lin), modules.get(form.root), modules.get("aggr_module")
+        # Whoever has replaced a function in between would see features of another width.
+        if not (cls is known or _methods(cls) == _methods(known)) or "propagate" in own:
+            raise Unsupported("a method is another than the layer's")
+        self.verdict, self.watch = check_module(module), watch_of(module)
+        message = self.verdict.message
+        shape = ("edge_weight", "view") if weighted else (None, "plain")
+        if self.verdict.update is not None or self.verdict.reduce not in LINEAR or message.feature != "x" or message[1:3] != shape:
+            raise Unsupported("the layer aggregates something else")
+        if not _plain(self.lin) or not (self.root is None or isinstance(self.root, torch.nn.Module)):
+            raise Unsupported("its linear layer is more than a product")
+        if form.bias and self.lin._parameters.get("bias") is not None:
+            raise Unsupported("it has two biases")
+        self.reduce = self.verdict.reduce
+        self.fetch = _fetcher(form)
+        self.options = self.fetch(own)
+        hops = own.get(form.hops, 1)
+        if any(own.get(option) for option in form.refused) or type(hops) is not int or hops < 1 or own["node_dim"] not in (-2, 0):
+            raise Unsupported("an option is not served")
+        if form.root and own["flow"] != "source_to_target":
+            raise Unsupported("flow is target_to_source")
+        self.hops = hops
+        self.bias_of = module if form.bias else self.lin
+
+    def hold(self, form: Form, module: Any) -> bool:
+        own = module.__dict__
+        modules, lin, aggr = own["_modules"], self.lin, self.aggr
+        if modules.get(form.lin) is not lin or modules.get(form.root) is not self.root or modules.get("aggr_module") is not aggr:
+            return False
+        of_lin, of_aggr = lin.__dict__, aggr.__dict__
+        if own["_explain"] or any(mp_hooks(own)) or any(module_hooks(of_lin)) or any(module_hooks(of_aggr)) or any(global_hooks):
+            return False
+        same = own.keys().isdisjoint(_OVERRIDES) and of_lin.keys().isdisjoint(CALLED) and of_aggr.keys().isdisjoint(CALLED)
+        cls = type(module)
+        return (
+            same
+            and self.fetch(own) == self.options
+            and own.get("_decomposed_layers", 1) == 1
+            and self.watch.verdict(cls) is self.verdict
+            and is_dispatched(cls.propagate)
+            and is_linear(type(lin))
+            and not replaced_in_tensor()
+        )
+
+
+@functools.cache
+def _fetcher(form: Form) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
+    """What gets the options from a layer that decide how it is computed."""
+    return operator.itemgetter("flow", "node_dim", *form.refused, *((form.hops,) if form.hops else ()))
+
+
+_parts: dict[int, tuple[weakref.ref[Any], _Parts]] = {}
+
+
+def _parts_of(form: Form, known: Any, module: Any, weighted: bool) -> _Parts | None:
+    """The parts of a layer, if it is what it declares. What is not certain runs as PyG wrote it."""
+    key = id(module)
+    found = _parts.get(key)
+    try:
+        if found is not None and found[0]() is module:
+            if found[1].hold(form, module):
+                return found[1]
+            del _parts[key]
+        parts = _Parts(form, known, module, weighted)
+        if not parts.hold(form, module):
+            return None
+    except (Unsupported, AttributeError, KeyError):
+        return None
+    _parts[key] = weakref.ref(module, lambda _: _parts.pop(key, None)), parts
+    return parts
+
+
+def _look(form: Form, parts: _Parts, x: Any, edge_index: Any, weight: Any, size: Any, root_weight: bool) -> _Call | None:
+    """The call, if kernels take the operands."""
+    pair = type(x) is tuple
     if pair and (not form.root or len(x) != 2):
         return None
     x, x_dst = x if pair else (x, x)
     if type(edge_index) is not Tensor or edge_index.layout is not _STRIDED or edge_index.dim() != 2:
         return None
-    lin, root = modules.get(form.lin), None
     csr = _is_csr(x)
-    if not csr and guards.operand("x", x):
+    if (csr and features.unsupported(x)) or (not csr and guards.operand("x", x)):
         return None
-    if not _plain(lin) or (size is not None and len(size) != 2):
+    if size is not None and len(size) != 2:
         return None
-    for option in form.refused:
-        if own.get(option):
-            return None
-    if form.root and x_dst is not None and own.get("root_weight", True):
-        root = modules.get(form.root)
-    of_lin, of_bias = lin._parameters, own["_parameters"] if form.bias else lin._parameters
-    if form.bias and of_lin.get("bias") is not None:
+    of_lin, owner = parts.lin._parameters, parts.bias_of
+    of_bias = owner._parameters
+    bias = of_bias["bias"] if "bias" in of_bias else getattr(owner, "bias", None)
+    if not _fits(x, of_lin.get("weight"), bias) or (weight is not None and not form.first and _promotes(x, weight)):
         return None
-    bias = of_bias["bias"] if "bias" in of_bias else getattr(module if form.bias else lin, "bias", None)
-    hops = getattr(module, form.hops) if form.hops else 1
-    if type(hops) is not int or hops < 1 or module.node_dim not in (-2, 0):
-        return None
-    if not _fits(x, of_lin.get("weight"), bias) or (form.root and module.flow != "source_to_target"):
-        return None
-    if csr and features.unsupported(x):
-        return None
-    if not form.first and _promotes(x, weight):
-        return None
-    verdict = _verdict(known, module, weighted)
-    if verdict is None:
-        return None
+    root = parts.root if root_weight and x_dst is not None else None
     copies = not form.first and (root is None or x_dst is not x)
-    return _Call(x, x_dst, edge_index, weight, size, lin, root, bias, verdict.reduce, hops, copies, verdict.place)
+    return _Call(x, x_dst, edge_index, weight, size, parts.lin, root, bias, parts.reduce, parts.hops, copies, parts.verdict.place)
 
 
 def _normalise(module: Any, call: _Call, original: FunctionType) -> tuple[Tensor, Any] | None:
@@ -198,9 +269,9 @@ def _in_one(module: Any, call: _Call, first: bool) -> Tensor | None:
         if weight.dtype != dtype or weight.device != device:
             return None
     operands = Linear(x, lin_weight, bias, None if x_dst is x else x_dst, root_weight)
-    owner = call.lin if first else module
+    owners = call.lin if first else module, root
     try:
-        return linear_layer(graph, operands, weight, call.reduce, first=first, place=call.place, owner=owner, copies=call.copies)
+        return linear_layer(graph, operands, weight, call.reduce, first=first, place=call.place, owners=owners, copies=call.copies)
     except (IndexError, ValueError):  # PyG raises its own
         return None
 
@@ -270,10 +341,12 @@ def _gin(known: Any, module: Any, x: Tensor, edge_index: Any) -> Any:
         return NotImplemented
     if not isinstance(eps, Tensor) or guards.operand("eps", eps) or eps.dtype != x.dtype or eps.device != x.device:
         return NotImplemented
-    verdict = _verdict(known, module, False)
-    if verdict is None or eps.shape != (1,):
+    if eps.shape != (1,) or not (type(module) is known or _methods(type(module)) == _methods(known)) or "propagate" in own:
         return NotImplemented
     try:
+        verdict = check_module(module)
+        if verdict.update is not None or verdict.message[:2] != ("x", None) or not is_dispatched(type(module).propagate):
+            return NotImplemented
         graph = graph_of(edge_index, x.shape[0], x.shape[0], True)
         if graph.device != x.device:
             return NotImplemented
@@ -377,23 +450,6 @@ def _is_cheaper_first(module: Any, call: _Call) -> bool:
         return False
     ran(place, "linear first", change)
     return True
-
-
-def _verdict(known: Any, module: Any, weighted: bool) -> Verdict | None:
-    """What the layer aggregates, if nothing between ``forward`` and the aggregation is another than the ``known`` layer's, and
-    nobody watches it."""
-    cls = type(module)
-    same = cls is known or _methods(cls) == _methods(known)
-    if not same or "propagate" in module.__dict__ or not is_dispatched(cls.propagate):
-        return None  # somebody else would see features of another width
-    try:
-        verdict = check_module(module)
-    except Unsupported:
-        return None
-    message = verdict.message
-    if verdict.update is not None or verdict.reduce not in LINEAR or message.feature != "x":
-        return None
-    return verdict if message[1:3] == (("edge_weight", "view") if weighted else (None, "plain")) else None
 
 
 def _plain(lin: Any) -> bool:

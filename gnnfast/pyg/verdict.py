@@ -17,9 +17,9 @@ from gnnfast.pyg.messages import SPECIAL, Message, recognise
 from gnnfast.unsupported import Unsupported
 
 # Not propagate: PyG puts a bound one into the instance when an explainer was used, and it is the generated one that called here.
-_CALLED = ("forward", "reduce", "_call_impl")
-_METHODS = (*known.METHODS, "collect", "message", "update")
-_hooks = operator.itemgetter(
+CALLED = ("forward", "reduce", "_call_impl")
+METHODS = (*known.METHODS, "collect", "message", "update")
+mp_hooks = operator.itemgetter(
     *(
         f"_{stage}_forward_{kind}"
         for stage in ("propagate", "message", "aggregate", "message_and_aggregate")
@@ -28,7 +28,7 @@ _hooks = operator.itemgetter(
 )
 module_hooks = operator.itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # What torch.nn.modules.module._has_any_global_hook() asks: the dictionaries stay the same.
-_global_hooks = tuple(
+global_hooks = tuple(
     getattr(torch.nn.modules.module, f"_global_{name}")
     for name in (
         "backward_pre_hooks",
@@ -57,22 +57,22 @@ class Verdict(NamedTuple):
 def check_module(module: Any) -> Verdict:
     """What a module computes on which nothing but known functions run. Raises Unsupported."""
     own, cls = module.__dict__, type(module)
-    if any(_hooks(own)):
+    if any(mp_hooks(own)):
         raise Unsupported("hooks are registered on message passing")
     if own["_explain"]:
         raise Unsupported("an explainer is active")
     if own.get("_decomposed_layers", 1) != 1:
         raise Unsupported("decomposed_layers is set")
-    if not own.keys().isdisjoint(_METHODS):
+    if not own.keys().isdisjoint(METHODS):
         raise Unsupported("the instance overrides a method of message passing")
     aggregation = own["_modules"].get("aggr_module")
     kind = type(aggregation)
     if kind not in _reductions():
         raise Unsupported(f"the aggregation is {kind.__name__}")
     aggregates = aggregation.__dict__
-    if any(module_hooks(aggregates)) or not aggregates.keys().isdisjoint(_CALLED):
+    if any(module_hooks(aggregates)) or not aggregates.keys().isdisjoint(CALLED):
         raise Unsupported("hooks are registered on the aggregation")
-    if any(_global_hooks):
+    if any(global_hooks):
         raise Unsupported("global module hooks are registered")
     if known.replaced_in_tensor():
         raise Unsupported("a method of torch.Tensor is not the known one")
@@ -88,6 +88,11 @@ def check_module(module: Any) -> Verdict:
         raise Unsupported(verdict)
     served[id(cls)] = verdict
     return verdict  # type: ignore[no-any-return]
+
+
+def watch_of(module: Any) -> known.Watch:
+    """By what the verdict on a checked module is asked again."""
+    return _verdicts[id(type(module)), type(module.aggr_module)][0]
 
 
 # What is refused for its message() alone: by the id of the class, its message and the code of that. To refuse is always right, so
@@ -117,7 +122,7 @@ def _watch(cls: type, kind: type, key: tuple[int, type]) -> tuple[known.Watch, w
         served.pop(key[0], None)
 
     holder = weakref.ref(cls, gone)
-    watch = known.watch_propagate(kind, _METHODS, lambda: _judge(holder(), kind))
+    watch = known.watch_propagate(kind, METHODS, lambda: _judge(holder(), kind))
     _verdicts[key] = watch, holder
     return _verdicts[key]
 

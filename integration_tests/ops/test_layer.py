@@ -27,7 +27,7 @@ def _in_one(graph, x, lin, bias, weight, reduce="sum"):
     """The formats must be there. Weights are used by edge id the first time, and in slot order then."""
     graph.args(True)
     first, out = (
-        execute.linear_layer(graph, execute.Linear(x, lin, bias), weight, reduce, first=True, place="test", owner=lin)
+        execute.linear_layer(graph, execute.Linear(x, lin, bias), weight, reduce, first=True, place="test", owners=(lin, None))
         for _ in range(2)
     )
     assert relative_error(first, out) < TOLERANCE[x.dtype]
@@ -114,7 +114,9 @@ def test_new_weights_each_time(device):
     before = graph.nbytes
     for _ in range(5):
         weight = torch.rand(graph.num_edges, device=device, dtype=x.dtype)
-        found = execute.linear_layer(graph, execute.Linear(x, lin, bias), weight, "sum", first=True, place="test", owner=lin)
+        found = execute.linear_layer(
+            graph, execute.Linear(x, lin, bias), weight, "sum", first=True, place="test", owners=(lin, None)
+        )
         expected = _apart(graph, x, lin, bias, weight.clone(), "sum")
         assert relative_error(found, expected) < 1e-12
         seed = torch.randn_like(expected)
@@ -127,7 +129,9 @@ def test_what_is_left_to_others(device):
     graph, x, lin, bias, weight = _operands("random", device)
 
     def call(weight=weight):
-        return execute.linear_layer(graph, execute.Linear(x, lin, bias), weight, "sum", first=True, place="test", owner=lin)
+        return execute.linear_layer(
+            graph, execute.Linear(x, lin, bias), weight, "sum", first=True, place="test", owners=(lin, None)
+        )
 
     for changes in ({"sample": "random"}, {"kernel": "sampled"}, {"autotune": True}):
         with gnnfast.override(**changes):
@@ -160,7 +164,7 @@ def test_both_orders(name, reduce, root, first, kernel, device):
 
     def found():
         with gnnfast.override(kernel=kernel):
-            how = dict(first=first, place="test", owner=lin)
+            how = dict(first=first, place="test", owners=(lin, None))
             return execute.linear_layer(graph, execute.Linear(x, lin, bias, x_dst, r), weight, reduce, **how)
 
     def expected():
