@@ -20,7 +20,7 @@ from gnnfast.switch import disable, enable, is_enabled, make_importable
 
 if _native.cpu.loaded:
     from gnnfast import ops  # noqa: F401  registers fake kernels and autograd formulas
-from gnnfast.functional import sddmm, spmm, spmm_sampled, spmm_sparse_features
+from gnnfast.functional import edge_softmax, sddmm, spmm, spmm_sampled, spmm_sparse_features
 
 try:
     __version__ = version("gnnfast")
@@ -35,6 +35,7 @@ __all__ = [
     "capture",
     "clear_report",
     "disable",
+    "edge_softmax",
     "enable",
     "is_enabled",
     "override",

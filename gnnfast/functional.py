@@ -176,6 +176,41 @@ def sddmm(graph: Graph, dst: Tensor, src: Tensor) -> Tensor:
     return out if dst.dim() == 3 else out.squeeze(1)
 
 
+def edge_softmax(graph: Graph, score: Tensor, *, by: str = "dst") -> Tensor:
+    r"""Softmax over the edges of each node, per head:
+    :math:`p_e = \exp(s_e - m_i) / \sum_{e': j' \to i} \exp(s_{e'} - m_i)` for each edge :math:`e: j \to i`, with :math:`m_i` the
+    largest score of the node (fuseGNN, Chen et al., ICCAD 2020). Differentiable twice.
+
+    Args:
+        graph: ``E`` edges.
+        score: ``[E]`` or ``[E, H]`` in the edge order of the graph; dtypes as :func:`spmm`. 16-bit types accumulate in float32.
+        by: ``"dst"``: over the in-edges of each destination; ``"src"``: over the out-edges of each source.
+
+    Returns:
+        As ``score``. NaN where a node has an edge of score NaN or infinity, or none that is not minus infinity, as with
+        ``torch.softmax``.
+
+    Raises:
+        TypeError, ValueError, IndexError, RuntimeError: as :func:`spmm`.
+    """
+    if not isinstance(graph, Graph):
+        raise TypeError(f"graph must be a gnnfast.Graph, got {type(graph).__name__}; build one with Graph.from_edge_index(...)")
+    check_tensor("score", score)
+    if score.dtype not in FEATURE_DTYPES:
+        raise TypeError(f"score has dtype {score.dtype}; accepted are float32, float64, float16 and bfloat16")
+    if score.dim() not in (1, 2) or score.shape[0] != graph.num_edges:
+        raise ValueError(f"score must have shape [{graph.num_edges}] or [{graph.num_edges}, H], got {list(score.shape)}")
+    if score.device != graph.device:
+        raise ValueError(f"score is on {score.device} but the graph is on {graph.device}; move one of them")
+    check_device("score", score)
+    _check_one_of("by", by, ("dst", "src"))
+    over = graph if by == "dst" else graph.reverse()
+    out = execute.softmax(
+        over, score.reshape(score.shape[0], -1) if score.dim() == 2 else score[:, None], place="gnnfast.edge_softmax"
+    )
+    return out if score.dim() == 2 else out.squeeze(1)
+
+
 def _check_operands(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, accepted_reductions: tuple[str, ...]) -> None:
     _check_graph_and_features(graph, x, "x", graph.num_src if isinstance(graph, Graph) else 0)
     _check_one_of("reduce", reduce, accepted_reductions)

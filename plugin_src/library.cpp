@@ -23,6 +23,10 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   m.def("sddmm(" GNNFAST_GRAPH
         ", Tensor a, Tensor b, int heads, Tensor? weight=None, Tensor? value=None, Tensor? arg=None) -> Tensor");
   m.def("sddmm_coo(Tensor row, Tensor column, Tensor a, Tensor b, int heads) -> Tensor");
+  // edge_softmax/edge_softmax.h
+  m.def("edge_softmax(" GNNFAST_GRAPH ", Tensor? score, Tensor? dst, Tensor? src, float slope) -> Tensor");
+  m.def("edge_softmax_backward(" GNNFAST_GRAPH
+        ", Tensor prob, Tensor grad, Tensor? score, Tensor? dst, Tensor? src, float slope) -> Tensor");
   // spmm_sampled/spmm_sampled.h
   m.def(
       "spmm_sampled(" GNNFAST_GRAPH

@@ -24,6 +24,7 @@ from gnnfast.types import EXTREMA
 from gnnfast.unsupported import Unsupported
 
 if _native.cpu.loaded:
+    from gnnfast.ops.edge_softmax import EDGE_SOFTMAX
     from gnnfast.ops.layer import Coo, Formats, layer
     from gnnfast.ops.sddmm import SDDMM, SDDMM_COO
     from gnnfast.ops.spmm import call
@@ -197,6 +198,22 @@ def dot(graph: Graph, a: Tensor, b: Tensor, heads: int, place: str) -> Tensor:
         graph.edges.regret += choice.regret
         return call(SDDMM_COO, needs_grad, (), coo[1], coo[0], a, b, heads)  # type: ignore[no-any-return]
     return call(SDDMM, needs_grad, graph.args(csc=needs_grad), a, b, heads, None, None, None)  # type: ignore[no-any-return]
+
+
+def softmax(
+    graph: Graph, score: Tensor | None, dst: Tensor | None = None, src: Tensor | None = None, slope: float = 1.0, *, place: str
+) -> Tensor:
+    """The softmax over the in-edges of each node, per head, of the leaky ReLU of ``score [E, H] + dst [num_dst, H] + src [num_src, H]``,
+    each of which may be ``None``: ``[E, H]`` in the edge order of the graph. For the documented form see
+    :func:`gnnfast.edge_softmax`."""
+    grad_enabled = torch.is_grad_enabled()
+    needs_grad = grad_enabled and any(t is not None and t.requires_grad for t in (score, dst, src))
+    args = graph.args(csc=grad_enabled and any(t is not None and t.requires_grad for t in (dst, src)))
+    if not torch.compiler.is_compiling():
+        if graph.is_cuda:
+            ids.check()
+        count(graph, place, "edge softmax", "over CSR", 0)
+    return call(EDGE_SOFTMAX, needs_grad, args, score, dst, src, slope)  # type: ignore[no-any-return]
 
 
 def _samples(current: Settings) -> bool:

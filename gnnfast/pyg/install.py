@@ -16,6 +16,7 @@ from typing import Any
 from gnnfast import reporting
 from gnnfast.patching import Patches, Unknown, fingerprint
 from gnnfast.pyg import known
+from gnnfast.pyg.attention import make_gat_conv
 from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG, make_gin_conv, make_layer, make_linear
 from gnnfast.pyg.norm import make_gcn_norm, make_normalising
 from gnnfast.pyg.propagate import propagate
@@ -43,6 +44,7 @@ PATCHES = (
     Patch(MESSAGE_PASSING, "MessagePassing.propagate", ("3e74443a6625",), lambda _: propagate),
     Patch("torch_geometric.nn.conv.gcn_conv", "gcn_norm", ("13eadb05c985",), make_gcn_norm),
     Patch("torch_geometric.nn.conv.gcn_conv", "GCNConv.forward", ("19639c7f1d56",), make_layer(GCN)),
+    Patch("torch_geometric.nn.conv.gat_conv", "GATConv.forward", ("1d60274e9980", "0f8e29270a5a"), make_gat_conv),
     Patch("torch_geometric.nn.conv.gin_conv", "GINConv.forward", ("23e50bb1714e",), make_gin_conv),
     Patch("torch_geometric.nn.conv.graph_conv", "GraphConv.forward", ("a5a154f3a5b6",), make_layer(GRAPH)),
     Patch("torch_geometric.nn.conv.sage_conv", "SAGEConv.forward", ("5fe530548373",), make_layer(SAGE)),

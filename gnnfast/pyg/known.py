@@ -25,6 +25,7 @@ from gnnfast.patching import is_dispatched
 
 _MP, _BASE, _BASIC = "torch_geometric.nn.conv.message_passing", "torch_geometric.nn.aggr.base", "torch_geometric.nn.aggr.basic"
 _UTILS = "torch_geometric.utils."
+_GAT = "torch_geometric.nn.conv.gat_conv"
 
 # Fingerprints of the source in the releases it was studied in (2.6.0 to 2.8.1), by module and name.
 FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -48,6 +49,10 @@ FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
     (_UTILS + "loop", "add_remaining_self_loops"): ("53072a9e6bf4",),
     (_UTILS + "loop", "compute_loop_attr"): ("e135af98494f",),
     (_UTILS + "num_nodes", "maybe_num_nodes"): ("5c5a14a71ece",),
+    (_UTILS + "loop", "remove_self_loops"): ("12c556171121",),
+    (_UTILS + "loop", "add_self_loops"): ("5f60298e16ef",),
+    (_UTILS + "_softmax", "softmax"): ("5ecf982d48a1", "55544420bbc1"),
+    (_GAT, "GATConv.edge_update"): ("6ae9b216a0b5",),
 }
 
 # What MessagePassing.propagate runs on a dense edge_index, besides message(), update() and the generated collect().
@@ -69,6 +74,17 @@ _BY_NORM = (
     (_UTILS + "loop", "maybe_num_nodes", (_UTILS + "num_nodes", "maybe_num_nodes")),
     (_UTILS + "loop", "compute_loop_attr", (_UTILS + "loop", "compute_loop_attr")),
     (_UTILS + "_scatter", "broadcast", (_UTILS + "_scatter", "broadcast")),
+)
+
+
+_BY_GAT = (
+    (_GAT, "softmax", (_UTILS + "_softmax", "softmax")),
+    (_GAT, "remove_self_loops", (_UTILS + "loop", "remove_self_loops")),
+    (_GAT, "add_self_loops", (_UTILS + "loop", "add_self_loops")),
+    (_UTILS + "_softmax", "scatter", (_UTILS + "_scatter", "scatter")),
+    (_UTILS + "_softmax", "maybe_num_nodes", (_UTILS + "num_nodes", "maybe_num_nodes")),
+    (_UTILS + "loop", "maybe_num_nodes", (_UTILS + "num_nodes", "maybe_num_nodes")),
+    (_UTILS + "loop", "compute_loop_attr", (_UTILS + "loop", "compute_loop_attr")),
 )
 
 
@@ -151,6 +167,28 @@ def replaced_in_norm() -> str:
     """A function that ``gcn_norm`` calls by name and that is not PyG's own; empty if there is none."""
     try:
         return _norm().verdict()
+    except AttributeError:
+        return "a function"
+
+
+@functools.cache
+def _attention(cls: type) -> Watch:
+    def judge() -> str:
+        update, updater = (inspect.getattr_static(cls, name) for name in ("edge_update", "edge_updater"))
+        if not is_known(update, _GAT, "GATConv.edge_update"):
+            return "edge_update() is not the known one"
+        module = getattr(updater, "__module__", "")
+        if not module.startswith("torch_geometric.nn.conv.") or not _is_as_written(updater, module):
+            return "edge_updater() is not the known one"
+        return _replaced(_BY_GAT)
+
+    return Watch(("edge_update", "edge_updater"), *_named(_BY_GAT), judge)
+
+
+def replaced_in_attention(cls: type) -> str:
+    """What of the attention of GATConv is not PyG's own; empty if nothing. ``cls`` is PyG's class."""
+    try:
+        return _attention(cls).verdict(cls)  # type: ignore[no-any-return]
     except AttributeError:
         return "a function"
 

@@ -9,6 +9,7 @@ namespace gnnfast {
 struct SpmmArgs;
 struct SpmmCooArgs;
 struct SddmmArgs;
+struct EdgeSoftmaxArgs;
 struct SampledArgs;
 struct DrawArgs;
 struct SparseFeaturesArgs;
@@ -18,6 +19,7 @@ struct Cpu {
   static bool can_fuse_dot(const SpmmArgs& args, ScalarType dtype);
   static void spmm_coo(const SpmmCooArgs& args, const Tensor& x);
   static void sddmm(const SddmmArgs& args, const Tensor& a);
+  static void edge_softmax(const EdgeSoftmaxArgs& args, const Tensor& ref);
   static void spmm_sampled(const SampledArgs& args, const Tensor& x);
   static void draw(const DrawArgs& args, const Tensor& rowptr);
   static void sparse_features(const SparseFeaturesArgs& args, const Tensor& ref);
@@ -28,6 +30,7 @@ struct Cuda {
   static bool can_fuse_dot(const SpmmArgs& args, ScalarType dtype);
   static void spmm_coo(const SpmmCooArgs& args, const Tensor& x);
   static void sddmm(const SddmmArgs& args, const Tensor& a);
+  static void edge_softmax(const EdgeSoftmaxArgs& args, const Tensor& ref);
   static void spmm_sampled(const SampledArgs& args, const Tensor& x);
   static void draw(const DrawArgs& args, const Tensor& rowptr);
   static void sparse_features(const SparseFeaturesArgs& args, const Tensor& ref);

@@ -1,0 +1,143 @@
+"""GATConv: scores, softmax and aggregation over one kept structure, without a feature row per edge."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnfast.cache import cache
+from gnnfast.dispatch.execute import aggregate, softmax
+from gnnfast.patching import class_of, is_dispatched
+from gnnfast.pyg import guards
+from gnnfast.pyg.known import replaced_in_attention
+from gnnfast.pyg.propagate import graph_of
+from gnnfast.pyg.verdict import check_module
+from gnnfast.reporting import fell_back
+from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
+from gnnfast.unsupported import Unsupported
+
+_methods = operator.attrgetter("message", "aggregate", "update", "edge_update", "forward")
+_hooks = operator.itemgetter("_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")
+_OVERRIDES = ("propagate", "edge_updater", "edge_update", "edge_collect")
+
+
+def make_gat_conv(original: FunctionType) -> Callable[..., Any]:
+    """A dispatcher for ``GATConv.forward(x, edge_index, edge_attr, size, return_attention_weights)``."""
+
+    known = class_of(original)
+
+    def gat_conv(module: Any, x: Any, edge_index: Any, edge_attr: Any, size: Any, return_attention_weights: Any) -> Any:
+        place = f"pyg {type(module).__name__}"
+        try:
+            pair = x if type(x) is tuple else (x, x)
+            _check(known, module, pair, edge_index, edge_attr, size, return_attention_weights)
+            graph, looped = _graph(original, module, pair, edge_index)
+            # Made before PyG's own parts run, so that nothing of a layer runs twice.
+            grad = torch.is_grad_enabled()
+            graph.args(csc=grad)
+        except Unsupported as error:
+            fell_back(place, str(error))
+            return NotImplemented
+        except (IndexError, ValueError):  # PyG raises its own
+            return NotImplemented
+        return _forward(module, x, pair, graph, looped, edge_attr, return_attention_weights, place)
+
+    return gat_conv
+
+
+def _check(known: Any, module: Any, pair: Any, edge_index: Any, edge_attr: Any, size: Any, weights: Any) -> None:
+    """Raises Unsupported if the layer is not what PyG wrote, or kernels do not take its operands."""
+    reason = guards.context()
+    own, cls = module.__dict__, type(module)
+    if reason or len(pair) != 2 or size is not None or weights not in (None, True):
+        raise Unsupported(reason or "an argument is not served")
+    if not (cls is known or _methods(cls) == _methods(known)) or not own.keys().isdisjoint(_OVERRIDES):
+        raise Unsupported("a method is another than the layer's")
+    verdict = check_module(module)
+    if verdict.message != ("x", "alpha", "unsqueeze", False) or verdict.reduce != "sum" or verdict.update is not None:
+        raise Unsupported("the layer aggregates something else")
+    if any(_hooks(own)) or not is_dispatched(cls.propagate):
+        raise Unsupported("hooks are registered on the layer")
+    reason = replaced_in_attention(known)
+    if reason:
+        raise Unsupported(reason)
+    att = own["_parameters"].get("att_src")
+    for name, t in (("x", pair[0]), ("x", pair[1]), ("att_src", att)):
+        reason = guards.operand(name, t)
+        if reason:
+            raise Unsupported(reason)
+    if type(edge_index) is not Tensor or edge_index.layout is not torch.strided or edge_index.dtype not in INDEX_DTYPES:
+        raise Unsupported(f"edge_index is a {type(edge_index).__name__}")
+    device, dtype = edge_index.device, att.dtype
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or guards.operand("edge_index", edge_index):
+        raise Unsupported(f"edge_index has shape {list(edge_index.shape)}")
+    if any(t.device != device or t.dtype != dtype or t.dim() != 2 for t in pair) or dtype not in FEATURE_DTYPES:
+        raise Unsupported("features, parameters and edge_index do not agree in dtype or device")
+    if own["node_dim"] != 0 or own["flow"] != "source_to_target" or torch.is_autocast_enabled(device.type):
+        raise Unsupported("an option is not served")
+    if edge_attr is not None and own["_modules"].get("lin_edge") is not None:
+        if own["add_self_loops"]:
+            raise Unsupported("edge features of self loops that are added")
+        if guards.operand("edge_attr", edge_attr) or edge_attr.shape[0] != edge_index.shape[1]:
+            raise Unsupported("edge_attr does not fit")
+
+
+def _graph(original: FunctionType, module: Any, pair: tuple[Tensor, Tensor], edge_index: Tensor) -> tuple[Any, Tensor]:
+    """The graph of a layer and its ``edge_index``, with self loops where the layer adds them: kept with the user's."""
+    num_src, num_dst = pair[0].shape[0], pair[1].shape[0]
+    looped = edge_index
+    if module.add_self_loops:
+        scope, nodes = original.__globals__, min(num_src, num_dst)
+        if guards.capturing(edge_index.device):
+            looped = cache.find((edge_index,), ("self loops", nodes))
+            if looped is None:
+                raise Unsupported("a CUDA graph is being captured, and the self loops are not known; run once before")
+        else:
+
+            def build() -> Tensor:
+                with torch.no_grad(), torch.inference_mode(False):
+                    rest = scope["remove_self_loops"](edge_index)[0]
+                    return scope["add_self_loops"](rest, num_nodes=nodes)[0]  # type: ignore[no-any-return]
+
+            looped = cache.get((edge_index,), ("self loops", nodes), build)
+    return graph_of(looped, num_src, num_dst, True), looped
+
+
+def _forward(
+    module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: Tensor, edge_attr: Any, weights: Any, place: str
+) -> Any:
+    heads, width = module.heads, module.out_channels
+    res = None if getattr(module, "res", None) is None else module.res(pair[1])
+    if module.lin is not None:
+        h_src = module.lin(pair[0])
+        h_dst = h_src if pair[1] is pair[0] and type(x) is not tuple else module.lin(pair[1])
+    else:
+        h_src, h_dst = module.lin_src(pair[0]), module.lin_dst(pair[1])
+    a_src = (h_src.view(-1, heads, width) * module.att_src).sum(dim=-1)
+    a_dst = (h_dst.view(-1, heads, width) * module.att_dst).sum(dim=-1)
+    score = None
+    if edge_attr is not None and module.lin_edge is not None and graph.num_edges:
+        of_edges = module.lin_edge(edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr)
+        score = (of_edges.view(-1, heads, width) * module.att_edge).sum(dim=-1)
+    alpha = softmax(graph, score, a_dst, a_src, module.negative_slope, place=place)
+    if module.training and module.dropout > 0:  # the very mask that PyG draws: alpha is in the same order
+        alpha = torch.nn.functional.dropout(alpha, p=module.dropout, training=True)
+    out = aggregate(graph, h_src, alpha, "sum", place=place)
+    if not module.concat:
+        out = out.view(-1, heads, width).mean(dim=1)
+    if res is not None:
+        out = out + res
+    if module.bias is not None:
+        out = out + module.bias
+    if weights:
+        if module.add_self_loops:
+            copy = looped.clone()
+            cache.add_copy(copy, looped)
+            looped = copy
+        return out, (looped, alpha)
+    return out
