@@ -205,9 +205,7 @@ def edge_softmax(graph: Graph, score: Tensor, *, by: str = "dst") -> Tensor:
     check_device("score", score)
     _check_one_of("by", by, ("dst", "src"))
     over = graph if by == "dst" else graph.reverse()
-    out = execute.softmax(
-        over, score.reshape(score.shape[0], -1) if score.dim() == 2 else score[:, None], place="gnnfast.edge_softmax"
-    )
+    out = execute.softmax(over, score if score.dim() == 2 else score[:, None], place="gnnfast.edge_softmax")
     return out if score.dim() == 2 else out.squeeze(1)
 
 

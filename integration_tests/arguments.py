@@ -116,6 +116,8 @@ def cases() -> dict[str, tuple[object, dict[str, object]]]:
         "spmm max": (gnnfast.spmm, {"graph": graph, "x": x, "weight": w, "reduce": "max", "ties": "first"}),
         "spmm heads": (gnnfast.spmm, {"graph": graph, "x": torch.randn(N, 2, F), "weight": torch.rand(E, 2)}),
         "sddmm": (gnnfast.sddmm, {"graph": graph, "dst": x, "src": x.clone()}),
+        "edge_softmax": (gnnfast.edge_softmax, {"graph": graph, "score": w, "by": "dst"}),
+        "edge_softmax heads": (gnnfast.edge_softmax, {"graph": graph, "score": torch.randn(E, 2), "by": "src"}),
         "spmm_sampled": (
             gnnfast.spmm_sampled,
             {"graph": graph, "x": x, "weight": w, "reduce": "mean", "width": 2, "strategy": "random", "rescale": True, "seed": 3},

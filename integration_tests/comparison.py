@@ -38,5 +38,5 @@ def compare(layer, *inputs, tolerance=1e-5, **kwargs):
         assert (f is None) == (e is None)
         if e is not None:
             assert f.dtype == e.dtype and f.shape == e.shape and f.is_contiguous() == e.is_contiguous()
-            assert relative_error(f, e) < tolerance
+            assert relative_error(f, e) < tolerance or (f - e).norm() < 1e-14 * e.numel()  # of sums that cancel
     return report

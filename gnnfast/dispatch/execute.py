@@ -203,8 +203,8 @@ def dot(graph: Graph, a: Tensor, b: Tensor, heads: int, place: str) -> Tensor:
 def softmax(
     graph: Graph, score: Tensor | None, dst: Tensor | None = None, src: Tensor | None = None, slope: float = 1.0, *, place: str
 ) -> Tensor:
-    """The softmax over the in-edges of each node, per head, of the leaky ReLU of ``score [E, H] + dst [num_dst, H] + src [num_src, H]``,
-    each of which may be ``None``: ``[E, H]`` in the edge order of the graph. For the documented form see
+    """The softmax over the in-edges of each node, per head, of the leaky ReLU of ``score [E, H]`` plus ``dst [num_dst, H]`` plus
+    ``src [num_src, H]``, each of which may be ``None``: ``[E, H]`` in the edge order of the graph. For the documented form see
     :func:`gnnfast.edge_softmax`."""
     grad_enabled = torch.is_grad_enabled()
     needs_grad = grad_enabled and any(t is not None and t.requires_grad for t in (score, dst, src))

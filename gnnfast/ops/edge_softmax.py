@@ -64,9 +64,8 @@ def _composed(graph: Any, prob: Tensor, grad: Tensor, raw: list[Tensor | None], 
     if slope != 1:
         score, dst, src = raw
         with torch.no_grad():
-            parts = [t for t in (score, dst, src) if t is not None]
             taken = [t[i] for t, i in ((score, ids), (dst, row), (src, column)) if t is not None]
-            factor = torch.where(sum(taken[1:], taken[0]) > 0, 1.0, slope).to(parts[0].dtype)
+            factor = torch.full_like(taken[0], slope).masked_fill_(sum(taken[1:], taken[0]) > 0, 1)
         found = found * factor
     return torch.zeros_like(prob).index_copy(0, ids, found)
 

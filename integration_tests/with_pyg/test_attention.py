@@ -1,0 +1,175 @@
+"""GATConv against PyG's own."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from comparison import compare
+from graphs import GRAPHS, relative_error
+
+import gnnfast
+
+pyg = pytest.importorskip("torch_geometric", reason="PyG is not installed")
+from torch_geometric import nn  # noqa: E402
+
+F = 8
+OPTIONS = {
+    "plain": {},
+    "heads": {"heads": 4},
+    "odd heads": {"heads": 3},
+    "mean of heads": {"heads": 4, "concat": False},
+    "no loops": {"heads": 2, "add_self_loops": False},
+    "slope": {"heads": 2, "negative_slope": 0.7},
+    "residual": {"heads": 2, "residual": True},
+    "no bias": {"heads": 2, "bias": False},
+    "dropout": {"heads": 2, "dropout": 0.6},
+    "unused edge features": {"heads": 2, "edge_dim": 3, "add_self_loops": False},
+}
+
+
+def _served(report):
+    return any(place == "pyg GATConv" and kernel == "edge softmax" for place, kernel, _ in report.kernels)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", [n for n in GRAPHS if n not in ("isolated", "bipartite", "no_edges", "one_edge", "hub")])
+def test_graphs_and_options(name, options, training, device):
+    edge_index, n, _ = GRAPHS[name]()
+    layer = nn.GATConv(F, 5, **OPTIONS[options]).to(device, torch.float64).train(training)
+    report = compare(layer, torch.randn(n, F, device=device, dtype=torch.float64), edge_index.to(device), tolerance=1e-9)
+    assert _served(report) and not report.fallbacks
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("loops", [True, False])
+def test_bipartite(name, loops, device):
+    edge_index, num_src, num_dst = GRAPHS[name]()
+    if loops and num_src != num_dst:
+        edge_index = edge_index[:, (edge_index < min(num_src, num_dst)).all(0)]
+    x = (torch.randn(m, f, device=device, dtype=torch.float64) for m, f in ((num_src, F), (num_dst, 6)))
+    layer = nn.GATConv((F, 6), 5, heads=2, add_self_loops=loops).to(device, torch.float64)
+
+    class Pair(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = layer
+
+        def forward(self, a, b, edge_index):
+            return self.conv((a, b), edge_index)
+
+    assert _served(compare(Pair(), *x, edge_index.to(device), tolerance=1e-9))
+
+
+def test_edge_features(device):
+    edge_index, n, _ = GRAPHS["random"]()
+    x, attr = torch.randn(n, F, device=device), torch.randn(edge_index.shape[1], 3, device=device)
+    layer = nn.GATConv(F, 5, heads=2, edge_dim=3, add_self_loops=False).to(device)
+    assert _served(compare(layer, x, edge_index.to(device), attr))
+    assert _served(compare(nn.GATConv(F, 5, heads=2, edge_dim=1, add_self_loops=False), x, edge_index.to(device), attr[:, 0]))
+    looped = compare(nn.GATConv(F, 5, heads=2, edge_dim=3), x, edge_index.to(device), attr)
+    assert not _served(looped) and looped.fallbacks
+
+
+def test_weights_are_the_users_own(device):
+    """In the edge order that PyG has, in tensors that nobody else holds."""
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    layer = nn.GATConv(F, 5, heads=2).to(device)
+    found = [layer(x, edge_index, return_attention_weights=True) for _ in range(2)][1]
+    assert _served(gnnfast.report())
+    gnnfast.disable()
+    expected = layer(x, edge_index, return_attention_weights=True)
+    gnnfast.enable()
+    assert relative_error(found[0], expected[0]) < 1e-5 and relative_error(found[1][1], expected[1][1]) < 1e-5
+    assert torch.equal(found[1][0], expected[1][0])
+    found[1][0].zero_()
+    again = layer(x, edge_index, return_attention_weights=True)
+    assert torch.equal(again[1][0], expected[1][0]) and relative_error(again[0], expected[0]) < 1e-5
+    edge_index[:, 0] = torch.tensor([1, 2])  # noticed
+    changed = layer(x, edge_index)
+    gnnfast.disable()
+    expected = layer(x, edge_index)
+    gnnfast.enable()
+    assert relative_error(changed, expected) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_dtypes(dtype, device):
+    edge_index, n, _ = GRAPHS["random"]()
+    layer, x = nn.GATConv(F, 5, heads=2).to(device, dtype), torch.randn(n, F, device=device, dtype=dtype)
+    edge_index = edge_index.to(device)
+    found, exact = layer(x, edge_index), copy.deepcopy(layer).double()(x.double(), edge_index)
+    gnnfast.disable()
+    framework = relative_error(layer(x, edge_index), exact)
+    gnnfast.enable()
+    assert found.dtype == dtype and relative_error(found, exact) <= 1.2 * framework + 1e-12
+
+
+def test_second_derivative(device):
+    edge_index, n, _ = GRAPHS["random"]()
+    layer, x = nn.GATConv(F, 5, heads=2).to(device, torch.float64), torch.randn(n, F, device=device, dtype=torch.float64)
+    edge_index = edge_index.to(device)
+    leaves = [x.requires_grad_(), *layer.parameters()]
+    results = []
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        grads = torch.autograd.grad(layer(x, edge_index).sin().sum(), leaves, create_graph=True)
+        results.append(torch.autograd.grad(sum(g.square().sum() for g in grads), leaves, allow_unused=True))
+    gnnfast.enable()
+    for f, e in zip(*results):
+        assert (f is None) == (e is None) and (e is None or relative_error(f, e) < 1e-9 or e.norm() < 1e-12)
+
+
+def _hook(layer):
+    layer.register_edge_update_forward_hook(lambda module, inputs, output: output * 2)
+
+
+def _override(layer):
+    layer.edge_update = lambda alpha_j, alpha_i, edge_attr, index, ptr, dim_size: alpha_j + alpha_i
+
+
+class Subclass(nn.GATConv):
+    def edge_update(self, alpha_j, alpha_i, edge_attr, index, ptr, dim_size):
+        return super().edge_update(alpha_j, alpha_i, edge_attr, index, ptr, dim_size) * 3
+
+
+@pytest.mark.parametrize("change", [_hook, _override, None])
+def test_what_a_user_changes_runs(change, device):
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    layer = (Subclass if change is None else nn.GATConv)(F, 5, heads=2).to(device)
+    layer(x, edge_index)
+    if change:
+        change(layer)
+    found = layer(x, edge_index)
+    gnnfast.disable()
+    expected = layer(x, edge_index)
+    gnnfast.enable()
+    assert relative_error(found, expected) < 1e-5
+
+
+def test_a_replaced_softmax_runs(device, monkeypatch):
+    from torch_geometric.nn.conv import gat_conv
+
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    layer = nn.GATConv(F, 5).to(device)
+    before = layer(x, edge_index)
+    monkeypatch.setattr(gat_conv, "softmax", lambda src, index, ptr, size: src * 0)
+    assert layer(x, edge_index).abs().sum() == layer.bias.abs().sum() * n and before.abs().sum() > 0
+
+
+def test_parts_of_a_layer_run_once(device):
+    """Also where the graph turns out to be wrong."""
+    edge_index, n, _ = GRAPHS["random"]()
+    layer, calls = nn.GATConv(F, 5).to(device), []
+    layer.lin.register_forward_hook(lambda *_: calls.append(1))
+    layer(torch.randn(n, F, device=device), edge_index.to(device))
+    assert len(calls) == 1
+    if device.type == "cpu":
+        with pytest.raises(IndexError):
+            layer(torch.randn(n // 2, F), edge_index)
+        assert len(calls) == 2
