@@ -26,7 +26,7 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   // edge_softmax/edge_softmax.h
   m.def("edge_softmax(" GNNFAST_GRAPH ", Tensor? score, Tensor? dst, Tensor? src, float slope) -> Tensor");
   m.def("edge_softmax_backward(" GNNFAST_GRAPH
-        ", Tensor prob, Tensor grad, Tensor? score, Tensor? dst, Tensor? src, float slope) -> Tensor");
+        ", Tensor prob, Tensor grad, Tensor? score, Tensor? dst, Tensor? src, float slope, bool sums) -> (Tensor, Tensor)");
   // spmm_sampled/spmm_sampled.h
   m.def(
       "spmm_sampled(" GNNFAST_GRAPH

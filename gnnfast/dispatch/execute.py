@@ -208,7 +208,7 @@ def softmax(
     :func:`gnnfast.edge_softmax`."""
     grad_enabled = torch.is_grad_enabled()
     needs_grad = grad_enabled and any(t is not None and t.requires_grad for t in (score, dst, src))
-    args = graph.args(csc=grad_enabled and any(t is not None and t.requires_grad for t in (dst, src)))
+    args = graph.args(csc=grad_enabled and src is not None and src.requires_grad)
     if not torch.compiler.is_compiling():
         if graph.is_cuda:
             ids.check()

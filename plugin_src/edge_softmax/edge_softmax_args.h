@@ -24,6 +24,7 @@ struct EdgeSoftmaxArgs {
   const void* prob;   // [E, H], backward only: then
   const void* grad;   // [E, H]
   void* out;          // [E, H]
+  void* to_dst;       // [num_rows, H] in the accumulation type or null: the sums of `out` over each row; backward only
 };
 
 }  // namespace gnnfast

@@ -67,11 +67,15 @@ void rows(const EdgeSoftmaxArgs& p, int64_t row_begin, int64_t row_end, acc_t<T>
       if (prob) {
         A total = 0;
         for (int64_t e = row.begin; e < row.end; ++e) total += load(prob + row.at(e, h)) * load(grad + row.at(e, h));
+        A sum = 0;
         for (int64_t e = row.begin; e < row.end; ++e) {
           const int64_t at = row.at(e, h);
           const A factor = slope == 1 || row.raw(e, h, of_row) > 0 ? A{1} : slope;
-          store(out + at, load(prob + at) * (load(grad + at) - total) * factor);
+          const A found = load(prob + at) * (load(grad + at) - total) * factor;
+          store(out + at, found);
+          sum += found;
         }
+        if (p.to_dst) static_cast<A*>(p.to_dst)[i * p.heads + h] = sum;
         continue;
       }
       A most = -inf;
