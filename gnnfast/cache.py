@@ -5,8 +5,10 @@
 - Normalised weights (:data:`cache`, :mod:`gnnfast.pyg.norm`): by ``edge_index`` and constant weights as they were, the arguments
   and what else they depend on (default dtype, deterministic algorithms). Let go likewise.
 - Measured and compressed features (:data:`cache`, :mod:`gnnfast.features`): by constant features as they were; likewise.
-- Which features a layer has used (``features._sightings``): by the tensor and its version, layer and use; the last 256. Only says
-  that they are worth measuring, which looks at them as they are then.
+- Which features a layer has used, and which ``edge_index`` was met before (:class:`Sightings`): by the tensor and its version,
+  layer and use; the last 256. Only says that they are worth looking at, which looks at them as they are then.
+- An ``edge_index`` without or with all self loops (:data:`cache`, :mod:`gnnfast.pyg.loops`): by the ``edge_index`` as it was, and
+  the number of nodes. Users get copies.
 - Weights in slot order (``graph.edge_values``): by graph and constant weights as they were. Let go with the weights; the last 4.
 - Which kernel the selector chose (``Edges.choices``): by all that it is chosen by, while the regret is below the limit it gave.
 - Draws, schedules and timed options (``graph.draws``, ``graph.plan``), inverse permutations and degrees
@@ -309,6 +311,26 @@ class Cache:
         with self._lock:
             while self._entries:
                 self._drop(next(iter(self._entries)))
+
+
+class Sightings:
+    """Which tensors were met before, as they were then: the last few. Only says that something may be worth remembering."""
+
+    MOST = 256
+
+    def __init__(self) -> None:
+        self._met: dict[Hashable, tuple[weakref.ref[Tensor], int]] = {}
+
+    def again(self, t: Tensor, *key: Hashable) -> bool:
+        """Whether the tensor was met before with that ``key``, unchanged; now it was."""
+        full_key = (id(t), *key)
+        met = self._met.get(full_key)
+        if met is not None and met[0]() is t and met[1] == t._version:
+            return True
+        if len(self._met) >= self.MOST:
+            self._met.clear()
+        self._met[full_key] = weakref.ref(t), t._version
+        return False
 
 
 class _Origin:

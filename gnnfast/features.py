@@ -8,7 +8,6 @@ device. Zeros that are not stored count as nothing: a weight that is infinite or
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gnnfast import _native
-from gnnfast.cache import Held, cache, is_constant, keep_if_captured, nbytes_of
+from gnnfast.cache import Held, Sightings, cache, is_constant, keep_if_captured, nbytes_of
 from gnnfast.config import settings
 from gnnfast.dispatch.calls import arguments, count
 from gnnfast.dispatch.select import SparseChoice, densities, sparse_pays
@@ -32,8 +31,8 @@ if _native.cpu.loaded:
     from gnnfast.ops.spmm import GRAPH_ARGS, SPMM, call
     from gnnfast.ops.spmm_sparse_features import PRODUCT, SPARSE_FEATURES
 
-MIN_WIDTH, MIN_ELEMENTS = 128, 1 << 18  # smaller features cost next to nothing dense
-_SIGHTINGS = 256  # remembered at a time
+# Smaller features cost next to nothing dense; on a GPU a product reads these in 20 us, less than it takes to look at them.
+MIN_WIDTH, MIN_ELEMENTS, MIN_ELEMENTS_CUDA = 128, 1 << 18, 1 << 24
 _TO_CSR = {
     torch.strided: "gnnfast.spmm takes dense features; x.to_sparse_csr() compresses them",
     torch.sparse_coo: "x.coalesce().to_sparse_csr() converts it",
@@ -203,7 +202,7 @@ class Measured(Held):
         return self.features
 
 
-_sightings: dict[tuple[int, int, str], tuple[weakref.ref[Tensor], int]] = {}
+_sightings = Sightings()
 
 
 def sighted(x: Tensor, owner: object, what: str) -> bool:
@@ -211,19 +210,12 @@ def sighted(x: Tensor, owner: object, what: str) -> bool:
     then cost next to nothing."""
     if torch._C._get_tracing_state() is not None or not large(x) or x.requires_grad or x.is_inference():
         return False
-    key = id(x), id(owner), what
-    seen = _sightings.get(key)
-    if seen is not None and seen[0]() is x and seen[1] == x._version:
-        return True
-    if len(_sightings) >= _SIGHTINGS:
-        _sightings.clear()
-    _sightings[key] = weakref.ref(x), x._version
-    return False
+    return _sightings.again(x, id(owner), what)
 
 
 def large(x: Tensor) -> bool:
     """Whether features are so large that their zeros may be worth knowing."""
-    return x.numel() >= MIN_ELEMENTS and x.dim() == 2 and x.shape[1] >= MIN_WIDTH
+    return x.numel() >= (MIN_ELEMENTS_CUDA if x.is_cuda else MIN_ELEMENTS) and x.dim() == 2 and x.shape[1] >= MIN_WIDTH
 
 
 def eligible(x: Tensor) -> bool:

@@ -10,14 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.cache import cache
+from gnnfast.cache import Sightings, cache
+from gnnfast.config import settings
 from gnnfast.dispatch.execute import aggregate, softmax
+from gnnfast.dispatch.select import cannot_win
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import guards
 from gnnfast.pyg.known import replaced_in_attention
 from gnnfast.pyg.propagate import graph_of
 from gnnfast.pyg.verdict import check_module
-from gnnfast.reporting import fell_back
+from gnnfast.reporting import fell_back, ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
 
@@ -33,6 +35,9 @@ def make_gat_conv(original: FunctionType) -> Callable[..., Any]:
 
     def gat_conv(module: Any, x: Any, edge_index: Any, edge_attr: Any, size: Any, return_attention_weights: Any) -> Any:
         place = f"pyg {type(module).__name__}"
+        if _first_and_small(module, edge_index):
+            ran(place, "PyG's own", "too small to gain from a graph that is new")
+            return NotImplemented
         try:
             pair = x if type(x) is tuple else (x, x)
             _check(known, module, pair, edge_index, edge_attr, size, return_attention_weights)
@@ -48,6 +53,17 @@ def make_gat_conv(original: FunctionType) -> Callable[..., Any]:
         return _forward(module, x, pair, graph, looped, edge_attr, return_attention_weights, place)
 
     return gat_conv
+
+
+_sightings = Sightings()
+
+
+def _first_and_small(module: Any, edge_index: Any) -> bool:
+    """Whether a graph on a GPU is met for the first time and so small that to convert it costs what kernels save."""
+    if type(edge_index) is not Tensor or not edge_index.is_cuda or _sightings.again(edge_index):
+        return False
+    row_bytes = module.heads * module.out_channels * module.att_src.element_size()
+    return cannot_win(edge_index.shape[-1], row_bytes, torch.is_grad_enabled(), settings())
 
 
 def _check(known: Any, module: Any, pair: Any, edge_index: Any, edge_attr: Any, size: Any, weights: Any) -> None:

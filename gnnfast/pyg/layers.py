@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from gnnfast import features
+from gnnfast.config import settings
 from gnnfast.dispatch.execute import Linear, aggregate, linear_layer
-from gnnfast.dispatch.select import Layer, linear_first, saves_little
+from gnnfast.dispatch.select import Layer, cannot_win, linear_first, saves_little
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import guards
@@ -333,11 +334,16 @@ def make_gin_conv(original: FunctionType) -> Callable[..., Any]:
 
 def _gin(known: Any, module: Any, x: Tensor, edge_index: Any) -> Any:
     """The layer over one graph with as few operations as there can be."""
-    own = module.__dict__
-    eps = own["_buffers"].get("eps", own["_parameters"].get("eps"))
-    if type(edge_index) is not Tensor or edge_index.layout is not _STRIDED or guards.operand("x", x):
+    if type(edge_index) is not Tensor or edge_index.layout is not _STRIDED or edge_index.dim() != 2 or x.dim() != 2:
         return NotImplemented
-    if x.dim() != 2 or module.node_dim not in (-2, 0) or module.flow != "source_to_target" or x.dtype not in FEATURE_DTYPES:
+    own = module.__dict__
+    training, row_bytes = torch.is_grad_enabled(), x.shape[-1] * x.element_size()
+    if x.is_cuda and cannot_win(edge_index.shape[-1], row_bytes, training, settings()):
+        return NotImplemented  # at once; propagate says so
+    eps = own["_buffers"].get("eps", own["_parameters"].get("eps"))
+    if guards.operand("x", x) or x.dtype not in FEATURE_DTYPES:
+        return NotImplemented
+    if own["node_dim"] not in (-2, 0) or own["flow"] != "source_to_target":
         return NotImplemented
     if not isinstance(eps, Tensor) or guards.operand("eps", eps) or eps.dtype != x.dtype or eps.device != x.device:
         return NotImplemented
@@ -351,7 +357,8 @@ def _gin(known: Any, module: Any, x: Tensor, edge_index: Any) -> Any:
         if graph.device != x.device:
             return NotImplemented
         # The product with 1 + eps keeps x where eps needs a gradient, in PyG too.
-        out = aggregate(graph, x, None, verdict.reduce, place=verdict.place, training=module.training, owner=module)
+        how: Any = dict(place=verdict.place, ties="scatter", training=module.training, owner=module, copies=True)
+        out = aggregate(graph, x, None, verdict.reduce, **how)
     except (Unsupported, IndexError, ValueError):  # PyG raises its own
         return NotImplemented
     return module.nn(torch.addcmul(out, x, 1 + eps))
