@@ -1,7 +1,9 @@
-"""GATConv: scores, softmax and aggregation over one kept structure, without a feature row per edge."""
+"""Attention without a feature row per edge: GATConv as a whole, the ``message()`` of TransformerConv (a dot product per edge), and
+``torch_geometric.utils.softmax`` over the edges of a graph that is known."""
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from types import FunctionType
@@ -10,14 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.cache import Sightings, cache
+from gnnfast.cache import Sightings, cache, keep_if_captured
 from gnnfast.config import settings
-from gnnfast.dispatch.execute import aggregate, softmax
+from gnnfast.dispatch.execute import aggregate, dot, softmax
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import guards
+from gnnfast.pyg.adjacency import graph_of, key_of
 from gnnfast.pyg.known import replaced_in_attention
-from gnnfast.pyg.propagate import graph_of
+from gnnfast.pyg.loops import with_self_loops
 from gnnfast.pyg.verdict import check_module
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
@@ -35,13 +38,13 @@ def make_gat_conv(original: FunctionType) -> Callable[..., Any]:
 
     def gat_conv(module: Any, x: Any, edge_index: Any, edge_attr: Any, size: Any, return_attention_weights: Any) -> Any:
         place = f"pyg {type(module).__name__}"
-        if _first_and_small(module, edge_index):
+        if is_first_and_small(module, edge_index):
             ran(place, "PyG's own", "too small to gain from a graph that is new")
             return NotImplemented
         try:
             pair = x if type(x) is tuple else (x, x)
             _check(known, module, pair, edge_index, edge_attr, size, return_attention_weights)
-            graph, looped = _graph(original, module, pair, edge_index)
+            graph, looped = _graph(module, pair, edge_index)
             # Made before PyG's own parts run, so that nothing of a layer runs twice.
             grad = torch.is_grad_enabled()
             graph.args(csc=grad)
@@ -58,11 +61,11 @@ def make_gat_conv(original: FunctionType) -> Callable[..., Any]:
 _sightings = Sightings()
 
 
-def _first_and_small(module: Any, edge_index: Any) -> bool:
+def is_first_and_small(module: Any, edge_index: Any) -> bool:
     """Whether a graph on a GPU is met for the first time and so small that to convert it costs what kernels save."""
     if type(edge_index) is not Tensor or not edge_index.is_cuda or _sightings.again(edge_index):
         return False
-    row_bytes = module.heads * module.out_channels * module.att_src.element_size()
+    row_bytes = module.heads * module.out_channels * 4
     return cannot_win(edge_index.shape[-1], row_bytes, torch.is_grad_enabled(), settings())
 
 
@@ -103,24 +106,20 @@ def _check(known: Any, module: Any, pair: Any, edge_index: Any, edge_attr: Any, 
             raise Unsupported("edge_attr does not fit")
 
 
-def _graph(original: FunctionType, module: Any, pair: tuple[Tensor, Tensor], edge_index: Tensor) -> tuple[Any, Tensor]:
+def _graph(module: Any, pair: tuple[Tensor, Tensor], edge_index: Tensor) -> tuple[Any, Tensor]:
     """The graph of a layer and its ``edge_index``, with self loops where the layer adds them: kept with the user's."""
     num_src, num_dst = pair[0].shape[0], pair[1].shape[0]
     looped = edge_index
     if module.add_self_loops:
-        scope, nodes = original.__globals__, min(num_src, num_dst)
+        nodes = min(num_src, num_dst)
+        key = "self loops", nodes
         if guards.capturing(edge_index.device):
-            looped = cache.find((edge_index,), ("self loops", nodes))
+            looped = cache.find((edge_index,), key)
             if looped is None:
                 raise Unsupported("a CUDA graph is being captured, and the self loops are not known; run once before")
+            keep_if_captured(looped)
         else:
-
-            def build() -> Tensor:
-                with torch.no_grad(), torch.inference_mode(False):
-                    rest = scope["remove_self_loops"](edge_index)[0]
-                    return scope["add_self_loops"](rest, num_nodes=nodes)[0]  # type: ignore[no-any-return]
-
-            looped = cache.get((edge_index,), ("self loops", nodes), build)
+            looped = cache.get((edge_index,), key, lambda: with_self_loops(edge_index, nodes))
     return graph_of(looped, num_src, num_dst, True), looped
 
 
@@ -157,3 +156,72 @@ def _forward(
             looped = copy
         return out, (looped, alpha)
     return out
+
+
+# ---- TransformerConv ---------------------------------------------------------------------------------------------------------
+def dot_attention(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any], place: str) -> Tensor:
+    """What ``propagate`` of TransformerConv returns, ``[num_dst, H, C]``: the values of the in-neighbours, weighted by the softmax
+    of ``<query_i, key_j> / sqrt(C)`` (Shi et al., IJCAI 2021). Raises Unsupported."""
+    query, key, value = (kwargs.get(name) for name in ("query", "key", "value"))
+    heads, width = module.heads, module.out_channels
+    if kwargs.get("edge_attr") is not None or module.lin_edge is not None or size is not None:
+        raise Unsupported("edge features are added to keys and values")
+    for name, t in (("query", query), ("key", key), ("value", value)):
+        reason = guards.operand(name, t)
+        if reason:
+            raise Unsupported(reason)
+        if t.shape[1:] != (heads, width) or t.dtype != query.dtype or t.dtype not in FEATURE_DTYPES:  # type: ignore[union-attr]
+            raise Unsupported(f"{name} is {t.dtype} of shape {list(t.shape)}")  # type: ignore[union-attr]
+    assert query is not None and key is not None and value is not None
+    own = module.__dict__
+    if own["node_dim"] != 0 or own["flow"] != "source_to_target" or value.shape[0] != key.shape[0]:
+        raise Unsupported("an option is not served")
+    reason = replaced_in_attention(type(module))
+    if reason or torch.is_autocast_enabled(query.device.type) or edge_index.device != query.device:
+        raise Unsupported(reason or "features and edge_index do not agree in dtype or device")
+    try:
+        graph = graph_of(edge_index, key.shape[0], query.shape[0], True)
+        graph.args(csc=torch.is_grad_enabled())
+        q, k, v = (t.reshape(t.shape[0], heads * width) for t in (query, key, value))
+        alpha = softmax(graph, dot(graph, q, k, heads, place) / math.sqrt(width), place=place)
+    except (IndexError, ValueError) as error:  # PyG raises its own
+        raise Unsupported(f"invalid input: {error}") from None
+    module._alpha = alpha
+    if module.training and module.dropout > 0:
+        alpha = torch.nn.functional.dropout(alpha, p=module.dropout, training=True)
+    return aggregate(graph, v, alpha, "sum", place=place).view(graph.num_dst, heads, width)
+
+
+# ---- softmax -----------------------------------------------------------------------------------------------------------------
+def make_softmax(original: FunctionType) -> Callable[..., Any]:
+    """A dispatcher for ``softmax(src, index, ptr, num_nodes, dim)``: served where ``index`` is the row of destinations of an
+    ``edge_index`` whose graph is kept."""
+
+    def softmax_of(src: Any, index: Any, ptr: Any, num_nodes: Any, dim: Any) -> Any:
+        base = getattr(index, "_base", None)
+        if base is None or ptr is not None or dim != 0 or type(num_nodes) is not int or type(base) is not Tensor:
+            return NotImplemented
+        if guards.context() or guards.operand("src", src) or src.dim() not in (1, 2) or src.dtype not in FEATURE_DTYPES:
+            return NotImplemented
+        edges = index.numel()
+        if (
+            base.dim() != 2
+            or base.shape != (2, edges)
+            or index.shape != (edges,)
+            or not base.is_contiguous()
+            or src.shape[0] != edges
+        ):
+            return NotImplemented
+        if index.storage_offset() != base.storage_offset() + edges or index.stride() != (1,) or src.device != base.device:
+            return NotImplemented
+        kept = cache.origin(base)
+        graph = cache.find((base if kept is None else kept,), key_of(num_nodes, num_nodes, True))
+        if graph is None or not graph.has(False) or torch.is_autocast_enabled(src.device.type):
+            return NotImplemented
+        try:
+            out = softmax(graph, src if src.dim() == 2 else src[:, None], place="pyg softmax")
+        except (Unsupported, IndexError, ValueError):
+            return NotImplemented
+        return out if src.dim() == 2 else out.squeeze(1)
+
+    return softmax_of

@@ -16,8 +16,9 @@ from typing import Any
 from gnnfast import reporting
 from gnnfast.patching import Patches, Unknown, fingerprint
 from gnnfast.pyg import known
-from gnnfast.pyg.attention import make_gat_conv
+from gnnfast.pyg.attention import make_gat_conv, make_softmax
 from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG, make_gin_conv, make_layer, make_linear
+from gnnfast.pyg.loops import make_add_self_loops, make_remove_self_loops
 from gnnfast.pyg.norm import make_gcn_norm, make_normalising
 from gnnfast.pyg.propagate import propagate
 from gnnfast.pyg.sparse import make_spmm
@@ -57,6 +58,9 @@ PATCHES = (
     Patch("torch_geometric.nn.conv.ssg_conv", "SSGConv.forward", ("d7dd15bb214b", "f95c3a995a9f"), make_normalising),
     Patch("torch_geometric.nn.conv.tag_conv", "TAGConv.forward", ("340db079cbd4",), make_normalising),
     Patch("torch_geometric.nn.dense.linear", "Linear.forward", ("c9e4758257f3",), make_linear),
+    Patch("torch_geometric.utils._softmax", "softmax", ("5ecf982d48a1", "55544420bbc1"), make_softmax),
+    Patch("torch_geometric.utils.loop", "remove_self_loops", ("12c556171121",), make_remove_self_loops),
+    Patch("torch_geometric.utils.loop", "add_self_loops", ("5f60298e16ef",), make_add_self_loops),
     Patch("torch_geometric.utils._spmm", "spmm", ("21242ae8226b", "6084961fda11"), make_spmm),
 )
 MODULES = tuple(dict.fromkeys([MESSAGE_PASSING, *(patch.module for patch in PATCHES)]))

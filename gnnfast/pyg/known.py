@@ -25,7 +25,7 @@ from gnnfast.patching import is_dispatched
 
 _MP, _BASE, _BASIC = "torch_geometric.nn.conv.message_passing", "torch_geometric.nn.aggr.base", "torch_geometric.nn.aggr.basic"
 _UTILS = "torch_geometric.utils."
-_GAT = "torch_geometric.nn.conv.gat_conv"
+_GAT, _TRANSFORMER = "torch_geometric.nn.conv.gat_conv", "torch_geometric.nn.conv.transformer_conv"
 
 # Fingerprints of the source in the releases it was studied in (2.6.0 to 2.8.1), by module and name.
 FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -53,7 +53,9 @@ FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
     (_UTILS + "loop", "add_self_loops"): ("5f60298e16ef",),
     (_UTILS + "_softmax", "softmax"): ("5ecf982d48a1", "55544420bbc1"),
     (_GAT, "GATConv.edge_update"): ("6ae9b216a0b5",),
+    (_TRANSFORMER, "TransformerConv.message"): ("4d5a63506fac",),
 }
+TRANSFORMER = _TRANSFORMER, "TransformerConv.message"
 
 # What MessagePassing.propagate runs on a dense edge_index, besides message(), update() and the generated collect().
 METHODS = ("_check_input", "_set_size", "_index_select", "_index_select_safe", "_lift", "aggregate")
@@ -77,15 +79,15 @@ _BY_NORM = (
 )
 
 
-_BY_GAT = (
-    (_GAT, "softmax", (_UTILS + "_softmax", "softmax")),
-    (_GAT, "remove_self_loops", (_UTILS + "loop", "remove_self_loops")),
-    (_GAT, "add_self_loops", (_UTILS + "loop", "add_self_loops")),
+# What attention layers look up by name, besides the functions of their own module that ``_IN`` lists.
+_IN = {_GAT: ("softmax", "remove_self_loops", "add_self_loops"), _TRANSFORMER: ("softmax",)}
+_BY_SOFTMAX = (
     (_UTILS + "_softmax", "scatter", (_UTILS + "_scatter", "scatter")),
     (_UTILS + "_softmax", "maybe_num_nodes", (_UTILS + "num_nodes", "maybe_num_nodes")),
     (_UTILS + "loop", "maybe_num_nodes", (_UTILS + "num_nodes", "maybe_num_nodes")),
     (_UTILS + "loop", "compute_loop_attr", (_UTILS + "loop", "compute_loop_attr")),
 )
+_WHERE = {"softmax": "_softmax", "remove_self_loops": "loop", "add_self_loops": "loop"}
 
 
 class Watch:
@@ -172,25 +174,38 @@ def replaced_in_norm() -> str:
 
 
 @functools.cache
-def _attention(cls: type) -> Watch:
+def _attention(where: str) -> Watch:
+    names = tuple((where, name, (_UTILS + _WHERE[name], name)) for name in _IN[where])
+    rows = names + _BY_SOFTMAX
+
+    def judge() -> str:
+        return _replaced(_BY_SOFTMAX) or next((n for w, n, f in names if not is_served(vars(sys.modules[w]).get(n), *f)), "")
+
+    return Watch((), *_named(rows), judge)
+
+
+@functools.cache
+def _edge_update(cls: type) -> Watch:
     def judge() -> str:
         update, updater = (inspect.getattr_static(cls, name) for name in ("edge_update", "edge_updater"))
-        if not is_known(update, _GAT, "GATConv.edge_update"):
-            return "edge_update() is not the known one"
         module = getattr(updater, "__module__", "")
         if not module.startswith("torch_geometric.nn.conv.") or not _is_as_written(updater, module):
-            return "edge_updater() is not the known one"
-        return _replaced(_BY_GAT)
+            return "edge_updater()"
+        return "" if is_known(update, _GAT, "GATConv.edge_update") else "edge_update()"
 
-    return Watch(("edge_update", "edge_updater"), *_named(_BY_GAT), judge)
+    return Watch(("edge_update", "edge_updater"), {}, (), judge)
 
 
 def replaced_in_attention(cls: type) -> str:
-    """What of the attention of GATConv is not PyG's own; empty if nothing. ``cls`` is PyG's class."""
+    """What an attention layer calls and is not PyG's own; empty if nothing. ``cls`` is PyG's class."""
     try:
-        return _attention(cls).verdict(cls)  # type: ignore[no-any-return]
+        where = cls.__module__
+        if where not in _IN:
+            return "the layer's module"
+        replaced = _attention(where).verdict() or (_edge_update(cls).verdict(cls) if where == _GAT else "")
     except AttributeError:
-        return "a function"
+        replaced = "a function"
+    return f"{replaced} is not the known one" if replaced else ""
 
 
 # ---- linear layers ------------------------------------------------------------------------------------------------------------
@@ -250,6 +265,12 @@ def is_known(function: Any, module: str, name: str) -> bool:
     if not _is_as_written(function, module):
         return False
     return fingerprint_of(function.__code__) in FUNCTIONS.get((module, name), ())
+
+
+def is_served(function: Any, module: str, name: str) -> bool:
+    """Whether a function is the known one, or that with a dispatch added, which leads to the same."""
+    at = vars(sys.modules[module]).get(name)
+    return function is at and (is_dispatched(function) or is_known(function, module, name))
 
 
 def _is_as_written(function: Any, module: str) -> bool:

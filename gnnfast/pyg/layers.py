@@ -22,9 +22,9 @@ from gnnfast.dispatch.select import Layer, cannot_win, linear_first, saves_littl
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import guards
+from gnnfast.pyg.adjacency import graph_of
 from gnnfast.pyg.known import is_linear, replaced_in_tensor
 from gnnfast.pyg.norm import make_normalising, sharing
-from gnnfast.pyg.propagate import graph_of
 from gnnfast.pyg.verdict import CALLED, METHODS, check_module, global_hooks, module_hooks, mp_hooks, watch_of
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import FEATURE_DTYPES, LINEAR

@@ -29,6 +29,9 @@ class Message(NamedTuple):
     optional: bool
 
 
+# The message of TransformerConv, which is known by its source (gnnfast.pyg.known) and served by gnnfast.pyg.attention.
+DOT_ATTENTION = Message("key", "query", "dot", False)
+
 _FORMS = {
     "w.view(-1, 1)": "view",
     "w.reshape(-1, 1)": "view",

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from gnnfast import _native
-from gnnfast.cache import cache
 from gnnfast.config import settings
 from gnnfast.dispatch.execute import aggregate
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.features import aggregate_csr, unsupported
 from gnnfast.graph import Graph, ids
 from gnnfast.pyg import guards
-from gnnfast.pyg.messages import Message
+from gnnfast.pyg.adjacency import graph_of
+from gnnfast.pyg.attention import dot_attention, is_first_and_small
+from gnnfast.pyg.messages import DOT_ATTENTION, Message
 from gnnfast.pyg.verdict import check_module, refused, served
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import EXTREMA, FEATURE_DTYPES, INDEX_DTYPES
@@ -30,7 +31,7 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -
     cls = type(module)
     reason = guards.context() or refused(cls)
     if not reason:
-        if too_small(cls, edge_index, kwargs):
+        if too_small(module, edge_index, kwargs):
             return NotImplemented
         try:
             return _propagate(module, edge_index, size, kwargs)
@@ -40,12 +41,17 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -
     return NotImplemented
 
 
-def too_small(cls: type, edge_index: Any, kwargs: dict[str, Any]) -> bool:
+def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
     """Whether a call of a class that was served before has nothing to gain: PyG's own path runs. Asked before anything else, since
     there every look at the call costs more than kernels can save."""
-    verdict = served.get(id(cls))
+    verdict = served.get(id(type(module)))
     if verdict is None or type(edge_index) is not Tensor or not edge_index.is_cuda:
         return False
+    if verdict.message is DOT_ATTENTION:
+        if not is_first_and_small(module, edge_index):
+            return False
+        ran(verdict.place, "PyG's own", "too small to gain from a graph that is new")
+        return True
     x = kwargs.get(verdict.message.feature)
     if type(x) is tuple:
         x = x[0]
@@ -65,6 +71,10 @@ def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) 
             return NotImplemented  # PyG's fused route, which gnnfast.pyg.sparse serves
         raise Unsupported(f"the adjacency is a {_kind(edge_index)}")
     verdict = check_module(module)
+    if verdict.message is DOT_ATTENTION:
+        if verdict.reduce != "sum" or verdict.update is not None:
+            raise Unsupported("attention that is not summed")
+        return dot_attention(module, edge_index, size, kwargs, verdict.place)
     message, reduce = verdict.message, verdict.reduce
     x, num_src, num_dst, to_target = _sizes(module, message, edge_index, size, kwargs)
     weight = None
@@ -133,32 +143,6 @@ def _rows(name: str, t: Any, dim: int) -> int:
     if not -t.dim() <= dim < t.dim():
         raise Unsupported("sizes do not fit together")
     return t.shape[dim]  # type: ignore[no-any-return]
-
-
-def graph_of(edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) -> Graph:
-    """The cached graph of an edge list. Raises Unsupported if it is none."""
-    key = ("edge_index", num_src, num_dst, to_target)
-    holder = (edge_index,) if type(edge_index) is Tensor else (edge_index, edge_index.as_tensor())  # type: ignore[attr-defined]
-    found = cache.find(holder, key)
-    if found is not None:
-        cache.hits += 1
-        return found  # type: ignore[no-any-return]
-
-    def build() -> Graph:
-        if edge_index.dtype not in INDEX_DTYPES or edge_index.dim() != 2 or edge_index.shape[0] != 2:
-            raise Unsupported(f"edge_index is {edge_index.dtype} of shape {list(edge_index.shape)}")
-        origin = cache.origin(edge_index)
-        if origin is not None:
-            return graph_of(origin, num_src, num_dst, to_target)
-        reason = guards.operand("edge_index", holder[-1])
-        if reason:
-            raise Unsupported(reason)
-        return Graph.from_checked(holder[-1], num_src, num_dst, to_target)
-
-    try:
-        return cache.get(holder, key, build)  # type: ignore[no-any-return]
-    except (TypeError, ValueError) as error:
-        raise Unsupported(f"invalid input: {error}") from None
 
 
 def _operands(

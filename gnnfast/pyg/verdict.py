@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gnnfast.pyg import known
-from gnnfast.pyg.messages import SPECIAL, Message, recognise
+from gnnfast.pyg.messages import DOT_ATTENTION, SPECIAL, Message, recognise
 from gnnfast.unsupported import Unsupported
 
 # Not propagate: PyG puts a bound one into the instance when an explainer was used, and it is the generated one that called here.
@@ -138,6 +138,8 @@ def _judge(cls: Any, kind: type) -> Verdict | str:
         return "collect() is overridden"
     message, update = inspect.getattr_static(cls, "message"), inspect.getattr_static(cls, "update")
     found = recognise(message.__code__) if type(message) is FunctionType else None
+    if known.is_known(message, *known.TRANSFORMER):
+        found = DOT_ATTENTION
     if found is None:
         reason = "message() is not x_j or weight * x_j"
         if isinstance(message, FunctionType) and getattr(cls, "message", None) is message:

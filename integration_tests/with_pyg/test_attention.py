@@ -1,4 +1,4 @@
-"""GATConv against PyG's own."""
+"""Attention layers, softmax and self loops against PyG's own."""
 
 from __future__ import annotations
 
@@ -173,3 +173,96 @@ def test_parts_of_a_layer_run_once(device):
         with pytest.raises(IndexError):
             layer(torch.randn(n // 2, F), edge_index)
         assert len(calls) == 2
+
+
+TRANSFORMERS = {
+    "plain": {},
+    "heads": {"heads": 3},
+    "mean of heads": {"heads": 2, "concat": False},
+    "beta": {"heads": 2, "beta": True},
+    "no root": {"heads": 2, "root_weight": False},
+    "dropout": {"heads": 2, "dropout": 0.5},
+}
+
+
+@pytest.mark.parametrize("options", TRANSFORMERS)
+@pytest.mark.parametrize("name", ["random", "hub", "self_loops_and_duplicates", "sorted"])
+def test_transformer(name, options, device):
+    edge_index, num_src, num_dst = GRAPHS[name]()
+    n = max(num_src, num_dst)
+    layer = nn.TransformerConv(F, 5, **TRANSFORMERS[options]).to(device, torch.float64)
+    x = torch.randn(n, F, device=device, dtype=torch.float64)
+    report = compare(layer, x, edge_index.to(device), tolerance=1e-9)
+    assert {"edge softmax"} < {kernel for place, kernel, _ in report.kernels if place == "pyg TransformerConv"}
+    assert not report.fallbacks
+
+
+def test_transformer_with_edge_features_and_weights(device):
+    edge_index, n, _ = GRAPHS["random"]()
+    x, attr = torch.randn(n, F, device=device), torch.randn(edge_index.shape[1], 3, device=device)
+    edge_index = edge_index.to(device)
+    assert compare(nn.TransformerConv(F, 5, heads=2, edge_dim=3), x, edge_index, attr).fallbacks
+    layer = nn.TransformerConv(F, 5, heads=2).to(device)
+    found = layer(x, edge_index, return_attention_weights=True)
+    gnnfast.disable()
+    expected = layer(x, edge_index, return_attention_weights=True)
+    gnnfast.enable()
+    assert found[1][0] is edge_index and relative_error(found[1][1], expected[1][1]) < 1e-5
+    assert layer._alpha is None
+
+
+@pytest.mark.parametrize("make", [nn.GATv2Conv, nn.SuperGATConv, nn.AGNNConv, nn.GATConv])
+def test_self_loops_and_softmax_are_found_again(make, device):
+    edge_index, n, _ = GRAPHS["random"]()
+    layer = (make() if make is nn.AGNNConv else make(F, 5, heads=2)).to(device, torch.float64).eval()
+    report = compare(layer, torch.randn(n, F, device=device, dtype=torch.float64), edge_index.to(device), repeats=5, tolerance=1e-9)
+    assert make in (nn.SuperGATConv, nn.AGNNConv) or {"edge softmax"} <= {kernel for _, kernel, _ in report.kernels}
+
+
+def test_self_loops_follow_changes_and_are_the_users_own(device):
+    from torch_geometric.utils import add_self_loops, remove_self_loops
+
+    edge_index = GRAPHS["self_loops_and_duplicates"]()[0].to(device)
+
+    def both(edge_index):
+        rest, none = remove_self_loops(edge_index)
+        assert none is None
+        return rest, add_self_loops(rest, num_nodes=5)[0], add_self_loops(edge_index)[0]
+
+    def expected():
+        gnnfast.disable()
+        found = both(edge_index)
+        gnnfast.enable()
+        return found
+
+    for _ in range(4):
+        found = both(edge_index)
+        assert all(torch.equal(f, e) and f.dtype == e.dtype for f, e in zip(found, expected()))
+        for f in found:
+            f.zero_()
+    edge_index[0, 0] = 2
+    assert all(torch.equal(f, e) for f, e in zip(both(edge_index), expected()))
+    weighted = [remove_self_loops(edge_index, torch.arange(7.0, device=device)) for _ in range(3)][-1]
+    assert weighted[1].shape[0] == weighted[0].shape[1]
+
+
+@pytest.mark.parametrize("shape", [(200,), (200, 3)])
+def test_softmax_of_a_known_graph(shape, device):
+    from torch_geometric.utils import softmax
+
+    edge_index, n, _ = GRAPHS["random"]()
+    edge_index, src = edge_index.to(device), torch.randn(shape, device=device, dtype=torch.float64, requires_grad=True)
+    nn.GATConv(F, 5, add_self_loops=False).to(device)(torch.randn(n, F, device=device), edge_index)
+    gnnfast.clear_report()
+    results = []
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        out = softmax(src, edge_index[1], num_nodes=n)
+        results.append([out, *torch.autograd.grad(out.sin().sum(), src)])
+    gnnfast.enable()
+    assert all(relative_error(f, e) < 1e-12 for f, e in zip(*results))
+    assert ("pyg softmax", "edge softmax", "over CSR") in gnnfast.report().kernels
+    gnnfast.clear_report()
+    softmax(src, edge_index[0], num_nodes=n), softmax(src, edge_index[1].clone(), num_nodes=n)
+    softmax(src, edge_index[1], num_nodes=n + 1), softmax(src, edge_index[1])
+    assert not gnnfast.report().kernels

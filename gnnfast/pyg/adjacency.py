@@ -1,0 +1,42 @@
+"""The graph of an ``edge_index``, found again by it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gnnfast.cache import cache
+from gnnfast.graph import Graph
+from gnnfast.pyg import guards
+from gnnfast.types import INDEX_DTYPES
+from gnnfast.unsupported import Unsupported
+
+
+def graph_of(edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) -> Graph:
+    """The cached graph of an edge list. Raises Unsupported if it is none."""
+    key = key_of(num_src, num_dst, to_target)
+    holder = (edge_index,) if type(edge_index) is Tensor else (edge_index, edge_index.as_tensor())  # type: ignore[attr-defined]
+    found = cache.find(holder, key)
+    if found is not None:
+        cache.hits += 1
+        return found  # type: ignore[no-any-return]
+
+    def build() -> Graph:
+        if edge_index.dtype not in INDEX_DTYPES or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+            raise Unsupported(f"edge_index is {edge_index.dtype} of shape {list(edge_index.shape)}")
+        origin = cache.origin(edge_index)
+        if origin is not None:
+            return graph_of(origin, num_src, num_dst, to_target)
+        reason = guards.operand("edge_index", holder[-1])
+        if reason:
+            raise Unsupported(reason)
+        return Graph.from_checked(holder[-1], num_src, num_dst, to_target)
+
+    try:
+        return cache.get(holder, key, build)  # type: ignore[no-any-return]
+    except (TypeError, ValueError) as error:
+        raise Unsupported(f"invalid input: {error}") from None
+
+
+def key_of(num_src: int, num_dst: int, to_target: bool) -> tuple[object, ...]:
+    """By what, besides the tensor, the graph is kept."""
+    return "edge_index", num_src, num_dst, to_target

@@ -1,0 +1,74 @@
+"""Self loops that layers remove and add in every forward pass: remembered with the user's ``edge_index`` from its second use on.
+Users get copies, which are known to equal what is kept, so that the graph of these is found again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnfast.cache import Sightings, cache
+from gnnfast.pyg import guards
+from gnnfast.types import INDEX_DTYPES
+
+_sightings = Sightings()
+
+
+def make_remove_self_loops(original: FunctionType) -> Callable[..., Any]:
+    """A dispatcher for ``remove_self_loops(edge_index, edge_attr)``."""
+
+    def remove_self_loops(edge_index: Any, edge_attr: Any) -> Any:
+        if edge_attr is not None or not _is_known(edge_index):
+            return NotImplemented
+        return _copy(cache.get((edge_index,), "no self loops", lambda: _made(original, edge_index))), None
+
+    return remove_self_loops
+
+
+def make_add_self_loops(original: FunctionType) -> Callable[..., Any]:
+    """A dispatcher for ``add_self_loops(edge_index, edge_attr, fill_value, num_nodes)``."""
+
+    def add_self_loops(edge_index: Any, edge_attr: Any, fill_value: Any, num_nodes: Any) -> Any:
+        if edge_attr is not None or type(num_nodes) not in (int, type(None)) or not _is_known(edge_index):
+            return NotImplemented
+        origin = cache.origin(edge_index)
+        origin = edge_index if origin is None else origin
+
+        def build() -> Tensor:
+            return _made(original, origin, None, None, num_nodes)
+
+        return _copy(cache.get((origin,), ("self loops added", num_nodes), build)), None
+
+    return add_self_loops
+
+
+def with_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
+    """What the two functions make of an ``edge_index`` one after the other."""
+    with torch.no_grad(), torch.inference_mode(False):
+        loops = torch.arange(num_nodes, device=edge_index.device)
+        return torch.cat([edge_index[:, edge_index[0] != edge_index[1]], torch.stack([loops, loops])], 1)
+
+
+def _is_known(edge_index: Any) -> bool:
+    """Whether an ``edge_index`` was used before, or is a copy of what is kept."""
+    if type(edge_index) is not Tensor or edge_index.layout is not torch.strided or edge_index.dtype not in INDEX_DTYPES:
+        return False
+    if guards.context() or guards.operand("edge_index", edge_index) or edge_index.is_inference() or edge_index.dim() != 2:
+        return False
+    if guards.capturing(edge_index.device):
+        return False  # what is kept might be let go before a replay
+    return _sightings.again(edge_index) or cache.origin(edge_index) is not None
+
+
+def _made(original: FunctionType, *arguments: Any) -> Tensor:
+    with torch.no_grad(), torch.inference_mode(False):
+        return original(*arguments)[0]  # type: ignore[no-any-return]
+
+
+def _copy(kept: Tensor) -> Tensor:
+    copy = kept.clone()
+    cache.add_copy(copy, kept)
+    return copy
