@@ -31,8 +31,8 @@ if _native.cpu.loaded:
     from gnnfast.ops.spmm import GRAPH_ARGS, SPMM, call
     from gnnfast.ops.spmm_sparse_features import PRODUCT, SPARSE_FEATURES
 
-# Smaller features cost next to nothing dense; on a GPU a product reads these in 20 us, less than it takes to look at them.
-MIN_WIDTH, MIN_ELEMENTS, MIN_ELEMENTS_CUDA = 128, 1 << 18, 1 << 24
+# Smaller features cost next to nothing dense. A GPU reads that many times as much in 20 us, less than it takes to look at them.
+MIN_WIDTH, MIN_ELEMENTS, TIMES_ON_CUDA = 128, 1 << 18, 64
 _TO_CSR = {
     torch.strided: "gnnfast.spmm takes dense features; x.to_sparse_csr() compresses them",
     torch.sparse_coo: "x.coalesce().to_sparse_csr() converts it",
@@ -215,7 +215,7 @@ def sighted(x: Tensor, owner: object, what: str) -> bool:
 
 def large(x: Tensor) -> bool:
     """Whether features are so large that their zeros may be worth knowing."""
-    return x.numel() >= (MIN_ELEMENTS_CUDA if x.is_cuda else MIN_ELEMENTS) and x.dim() == 2 and x.shape[1] >= MIN_WIDTH
+    return x.numel() >= (MIN_ELEMENTS * TIMES_ON_CUDA if x.is_cuda else MIN_ELEMENTS) and x.dim() == 2 and x.shape[1] >= MIN_WIDTH
 
 
 def eligible(x: Tensor) -> bool:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gnnfast
-from gnnfast import _native, features
+from gnnfast import _native
 
 DEVICES = ["cpu", "cuda"]
 
@@ -87,4 +87,4 @@ def nothing_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The graphs of these tests would all be left to PyG on a GPU."""
     monkeypatch.setattr("gnnfast.dispatch.select.SMALL_TRAINING", -1)
     monkeypatch.setattr("gnnfast.dispatch.select.SMALL_INFERENCE", -1)
-    monkeypatch.setattr("gnnfast.features.MIN_ELEMENTS_CUDA", features.MIN_ELEMENTS)
+    monkeypatch.setattr("gnnfast.features.TIMES_ON_CUDA", 1)

@@ -62,8 +62,8 @@ _sightings = Sightings()
 
 
 def is_first_and_small(module: Any, edge_index: Any) -> bool:
-    """Whether a graph on a GPU is met for the first time and so small that to convert it costs what kernels save."""
-    if type(edge_index) is not Tensor or not edge_index.is_cuda or _sightings.again(edge_index):
+    """Whether a layer meets a graph on a GPU for the first time, and it is so small that to convert it costs what kernels save."""
+    if type(edge_index) is not Tensor or not edge_index.is_cuda or _sightings.again(edge_index, id(module)):
         return False
     row_bytes = module.heads * module.out_channels * 4
     return cannot_win(edge_index.shape[-1], row_bytes, torch.is_grad_enabled(), settings())

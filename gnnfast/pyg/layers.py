@@ -273,7 +273,7 @@ def _in_one(module: Any, call: _Call, first: bool) -> Tensor | None:
     owners = call.lin if first else module, root
     try:
         return linear_layer(graph, operands, weight, call.reduce, first=first, place=call.place, owners=owners, copies=call.copies)
-    except (IndexError, ValueError):  # PyG raises its own
+    except (Unsupported, IndexError, ValueError):  # propagate says why, or PyG raises its own
         return None
 
 

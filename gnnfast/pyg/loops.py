@@ -3,14 +3,14 @@ Users get copies, which are known to equal what is kept, so that the graph of th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gnnfast.cache import Sightings, cache
+from gnnfast.cache import Sightings, cache, keep_if_captured
 from gnnfast.pyg import guards
 from gnnfast.types import INDEX_DTYPES
 
@@ -23,7 +23,7 @@ def make_remove_self_loops(original: FunctionType) -> Callable[..., Any]:
     def remove_self_loops(edge_index: Any, edge_attr: Any) -> Any:
         if edge_attr is not None or not _is_known(edge_index):
             return NotImplemented
-        return _copy(cache.get((edge_index,), "no self loops", lambda: _made(original, edge_index))), None
+        return _copy_of_kept(edge_index, "no self loops", lambda: _made(original, edge_index))
 
     return remove_self_loops
 
@@ -36,11 +36,7 @@ def make_add_self_loops(original: FunctionType) -> Callable[..., Any]:
             return NotImplemented
         origin = cache.origin(edge_index)
         origin = edge_index if origin is None else origin
-
-        def build() -> Tensor:
-            return _made(original, origin, None, None, num_nodes)
-
-        return _copy(cache.get((origin,), ("self loops added", num_nodes), build)), None
+        return _copy_of_kept(origin, ("self loops added", num_nodes), lambda: _made(original, origin, None, None, num_nodes))
 
     return add_self_loops
 
@@ -58,8 +54,6 @@ def _is_known(edge_index: Any) -> bool:
         return False
     if guards.context() or guards.operand("edge_index", edge_index) or edge_index.is_inference() or edge_index.dim() != 2:
         return False
-    if guards.capturing(edge_index.device):
-        return False  # what is kept might be let go before a replay
     return _sightings.again(edge_index) or cache.origin(edge_index) is not None
 
 
@@ -68,7 +62,15 @@ def _made(original: FunctionType, *arguments: Any) -> Tensor:
         return original(*arguments)[0]  # type: ignore[no-any-return]
 
 
-def _copy(kept: Tensor) -> Tensor:
+def _copy_of_kept(edge_index: Tensor, key: Hashable, make: Callable[[], Tensor]) -> Any:
+    """A copy of what is made of an ``edge_index`` once, and no attributes of edges."""
+    if guards.capturing(edge_index.device):  # PyG's own would wait for the device
+        kept = cache.find((edge_index,), key)
+        if kept is None:
+            return NotImplemented
+        keep_if_captured(kept)
+    else:
+        kept = cache.get((edge_index,), key, make)
     copy = kept.clone()
     cache.add_copy(copy, kept)
-    return copy
+    return copy, None

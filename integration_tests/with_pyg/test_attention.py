@@ -199,10 +199,10 @@ def test_transformer(name, options, device):
 
 def test_transformer_with_edge_features_and_weights(device):
     edge_index, n, _ = GRAPHS["random"]()
-    x, attr = torch.randn(n, F, device=device), torch.randn(edge_index.shape[1], 3, device=device)
+    x, attr = (torch.randn(m, k, device=device, dtype=torch.float64) for m, k in ((n, F), (edge_index.shape[1], 3)))
     edge_index = edge_index.to(device)
-    assert compare(nn.TransformerConv(F, 5, heads=2, edge_dim=3), x, edge_index, attr).fallbacks
-    layer = nn.TransformerConv(F, 5, heads=2).to(device)
+    assert compare(nn.TransformerConv(F, 5, heads=2, edge_dim=3).double(), x, edge_index, attr).fallbacks
+    layer = nn.TransformerConv(F, 5, heads=2).to(device, torch.float64)
     found = layer(x, edge_index, return_attention_weights=True)
     gnnfast.disable()
     expected = layer(x, edge_index, return_attention_weights=True)
@@ -212,7 +212,7 @@ def test_transformer_with_edge_features_and_weights(device):
 
 
 @pytest.mark.parametrize("make", [nn.GATv2Conv, nn.SuperGATConv, nn.AGNNConv, nn.GATConv])
-def test_self_loops_and_softmax_are_found_again(make, device):
+def test_self_loops_and_softmax_are_found_again(make, device, converts_at_once):
     edge_index, n, _ = GRAPHS["random"]()
     layer = (make() if make is nn.AGNNConv else make(F, 5, heads=2)).to(device, torch.float64).eval()
     report = compare(layer, torch.randn(n, F, device=device, dtype=torch.float64), edge_index.to(device), repeats=5, tolerance=1e-9)
