@@ -1,4 +1,4 @@
-// CPU edge softmax: a row and head at a time, its scores side by side in a buffer, so that the exponentials are vectors.
+// CPU edge softmax: a row at a time, its scores side by side in a buffer, so that the exponentials are vectors.
 #include "edge_softmax_cpu_kernel.h"
 
 #include <cmath>
@@ -9,10 +9,9 @@
 namespace gnnfast::GNNFAST_ISA {
 namespace {
 
-// exp(x) for x <= 0 in vectors: 2^n times a polynomial of the rest (coefficients as in Cephes' expf; 2 ulp). 0 below the
-// smallest normal number, NaN for NaN. x is in [first, count) of an array that becomes the result; returns the sum.
-inline float exp_sum(float* x, int64_t count) {
-  float sum = 0;
+// x = exp(x) for x <= 0 in vectors: 2^n times a polynomial of the rest (coefficients as in Cephes' expf; 2 ulp). 0 below the
+// smallest normal number, NaN for NaN.
+inline void exp_all(float* __restrict x, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const float v = x[i], clamped = v < -87.3f ? -87.3f : v;
     const float shifted = clamped * 1.44269504088896341f + 12582912.f;  // rounds to an integer in the lowest bits
@@ -28,67 +27,95 @@ inline float exp_sum(float* x, int64_t count) {
     const float e = bit_cast<float>(bit_cast<int32_t>(y) + (bit_cast<int32_t>(shifted) << 23));
     x[i] = v < -87.3f ? 0.f : v != v ? v : e;
   }
-  for (int64_t i = 0; i < count; ++i) sum += x[i];
-  return sum;
 }
 
-inline double exp_sum(double* x, int64_t count) {
-  double sum = 0;
-  for (int64_t i = 0; i < count; ++i) sum += x[i] = std::exp(x[i]);
-  return sum;
+inline void exp_all(double* x, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) x[i] = std::exp(x[i]);
 }
 
-template <class T>
-struct Row {
+// L neighbouring heads of a row, from `head` on, as vectors.
+template <class T, int L>
+struct Heads {
   using A = acc_t<T>;
+  using V = typename Vector<A, L>::type;
   const EdgeSoftmaxArgs& p;
-  int64_t row, begin, end;
+  int64_t head;
+  V of_row, slope;
 
-  int64_t at(int64_t slot, int64_t h) const { return (p.m.perm ? int64_t{p.m.perm[slot]} : slot) * p.heads + h; }
-  A raw(int64_t slot, int64_t h, A of_row) const {
-    A s = of_row;
-    if (p.score) s += load(static_cast<const T*>(p.score) + at(slot, h));
-    if (p.src) s += load(static_cast<const T*>(p.src) + int64_t{p.m.col[slot]} * p.heads + h);
+  Heads(const EdgeSoftmaxArgs& args, int64_t row, int64_t h)
+      : p(args), head(h), of_row(V{} + A{0}), slope(V{} + static_cast<A>(args.slope)) {
+    if (p.dst) of_row = get(p.dst, row);
+  }
+  V get(const void* from, int64_t row) const {
+    const T* at = static_cast<const T*>(from) + row * p.heads + head;
+    V v;
+    for (int i = 0; i < L; ++i) v[i] = load(at + i);
+    return v;
+  }
+  void put(int64_t edge, V v) const {
+    T* at = static_cast<T*>(p.out) + edge * p.heads + head;
+    for (int i = 0; i < L; ++i) store(at + i, v[i]);
+  }
+  int64_t edge(int64_t slot) const { return p.m.perm ? p.m.perm[slot] : slot; }
+  V raw(int64_t slot) const {
+    V s = of_row;
+    if (p.score) s += get(p.score, edge(slot));
+    if (p.src) s += get(p.src, p.m.col[slot]);
     return s;
+  }
+
+  // With room for L numbers a slot.
+  void softmax(int64_t begin, int64_t end, A* room) const {
+    const A inf = std::numeric_limits<A>::infinity();
+    V most = V{} - inf, sum = V{};
+    const int64_t count = end - begin;
+    for (int64_t k = 0; k < count; ++k) {
+      const V raw_ = raw(begin + k), v = raw_ > 0 ? raw_ : slope * raw_;
+      std::memcpy(room + k * L, &v, sizeof(v));
+      most = v > most ? v : most;
+    }
+    for (int64_t k = 0; k < count; ++k) {
+      V v;
+      std::memcpy(&v, room + k * L, sizeof(v));
+      v -= most;
+      std::memcpy(room + k * L, &v, sizeof(v));
+    }
+    exp_all(room, count * L);
+    for (int64_t k = 0; k < count; ++k) {
+      V v;
+      std::memcpy(&v, room + k * L, sizeof(v));
+      sum += v;
+    }
+    const V over = most == inf ? V{} + std::numeric_limits<A>::quiet_NaN() : 1 / sum;
+    for (int64_t k = 0; k < count; ++k) {
+      V v;
+      std::memcpy(&v, room + k * L, sizeof(v));
+      put(edge(begin + k), v * over);
+    }
+  }
+
+  // Returns the sum over the row.
+  V gradient(int64_t begin, int64_t end) const {
+    V total = V{}, sum = V{};
+    for (int64_t slot = begin; slot < end; ++slot) total += get(p.prob, edge(slot)) * get(p.grad, edge(slot));
+    for (int64_t slot = begin; slot < end; ++slot) {
+      V found = get(p.prob, edge(slot)) * (get(p.grad, edge(slot)) - total);
+      if (p.slope != 1) found = raw(slot) > 0 ? found : slope * found;
+      put(edge(slot), found);
+      sum += found;
+    }
+    return sum;
   }
 };
 
-template <class T>
-void rows(const EdgeSoftmaxArgs& p, int64_t row_begin, int64_t row_end, acc_t<T>* s) {
-  using A = acc_t<T>;
-  const A slope = static_cast<A>(p.slope), inf = std::numeric_limits<A>::infinity();
-  T* out = static_cast<T*>(p.out);
-  const T *prob = static_cast<const T*>(p.prob), *grad = static_cast<const T*>(p.grad);
-  for (int64_t i = row_begin; i < row_end; ++i) {
-    const Row<T> row{p, i, p.m.rowptr[i], p.m.rowptr[i + 1]};
-    const int64_t count = row.end - row.begin;
-    for (int64_t h = 0; h < p.heads; ++h) {
-      const A of_row = p.dst ? load(static_cast<const T*>(p.dst) + i * p.heads + h) : A{0};
-      if (prob) {
-        A total = 0;
-        for (int64_t e = row.begin; e < row.end; ++e) total += load(prob + row.at(e, h)) * load(grad + row.at(e, h));
-        A sum = 0;
-        for (int64_t e = row.begin; e < row.end; ++e) {
-          const int64_t at = row.at(e, h);
-          const A factor = slope == 1 || row.raw(e, h, of_row) > 0 ? A{1} : slope;
-          const A found = load(prob + at) * (load(grad + at) - total) * factor;
-          store(out + at, found);
-          sum += found;
-        }
-        if (p.to_dst) static_cast<A*>(p.to_dst)[i * p.heads + h] = sum;
-        continue;
-      }
-      A most = -inf;
-      for (int64_t k = 0; k < count; ++k) {
-        const A raw = row.raw(row.begin + k, h, of_row);
-        s[k] = raw > 0 ? raw : slope * raw;
-        most = s[k] > most ? s[k] : most;
-      }
-      for (int64_t k = 0; k < count; ++k) s[k] -= most;
-      const A sum = exp_sum(s, count), over = most == inf ? std::numeric_limits<A>::quiet_NaN() : A{1} / sum;
-      for (int64_t k = 0; k < count; ++k) store(out + row.at(row.begin + k, h), s[k] * over);
-    }
-  }
+template <class T, int L>
+void row_heads(const EdgeSoftmaxArgs& p, int64_t row, int64_t head, acc_t<T>* room) {
+  const Heads<T, L> heads(p, row, head);
+  const int64_t begin = p.m.rowptr[row], end = p.m.rowptr[row + 1];
+  if (!p.prob) return heads.softmax(begin, end, room);
+  const typename Heads<T, L>::V sum = heads.gradient(begin, end);
+  if (p.to_dst)
+    for (int i = 0; i < L; ++i) static_cast<acc_t<T>*>(p.to_dst)[row * p.heads + head + i] = sum[i];
 }
 
 }  // namespace
@@ -96,7 +123,13 @@ void rows(const EdgeSoftmaxArgs& p, int64_t row_begin, int64_t row_end, acc_t<T>
 void edge_softmax_rows(const EdgeSoftmaxArgs& p, DType dtype, int64_t row_begin, int64_t row_end, void* scratch) {
   dispatch_dtype(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    rows<T>(p, row_begin, row_end, static_cast<acc_t<T>*>(scratch));
+    acc_t<T>* room = static_cast<acc_t<T>*>(scratch);
+    for (int64_t row = row_begin; row < row_end; ++row) {
+      int64_t h = 0;
+      for (; h + 8 <= p.heads; h += 8) row_heads<T, 8>(p, row, h, room);
+      for (; h + 4 <= p.heads; h += 4) row_heads<T, 4>(p, row, h, room);
+      for (; h < p.heads; ++h) row_heads<T, 1>(p, row, h, room);
+    }
   });
 }
 
