@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import GCNConv, GINConv, GraphConv, SAGEConv
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, SAGEConv, TransformerConv
 
 import gnnfast
 from gnnfast.cache import cache
@@ -26,6 +26,10 @@ LAYERS = {
     "SAGEConv max": lambda i, o: SAGEConv(i, o, aggr="max"),
     "GraphConv": lambda i, o: GraphConv(i, o),
     "GINConv": lambda i, o: GINConv(torch.nn.Linear(i, o)),
+    "GATConv": lambda i, o: GATConv(i, o),
+    "GATConv 4 heads": lambda i, o: GATConv(i, o // 4, heads=4),
+    "GATv2Conv": lambda i, o: GATv2Conv(i, o),
+    "TransformerConv": lambda i, o: TransformerConv(i, o),
 }
 
 

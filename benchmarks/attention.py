@@ -1,0 +1,137 @@
+"""Attention over a graph: additive scores (GAT), softmax and weighted sum, and dot products (TransformerConv), beside PyG's operations.
+
+gnnfast bench attention --device cuda --graphs arxiv reddit --out benchmarks/results/NAME
+gnnfast bench attention --device cpu
+
+Forward runs under no_grad; both is forward and backward with the gradients of scores and features. Memory is the peak above the
+inputs and the kept formats. PyG's operations (gather, scatter and softmax of torch_geometric.utils, with gnnfast off) are left out
+where their rows per edge would not fit half of the free memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.utils import scatter, softmax
+
+import gnnfast
+from gnnfast import Graph
+from gnnfast.dispatch import execute
+
+from . import graphs, tables, timing
+
+SHAPES = ((1, 64), (1, 128), (4, 32), (8, 8))
+GRAPHS = {"cuda": ("arxiv", "reddit"), "cpu": ("amazon-computers", "tolokers")}
+SCORES = ("additive", "dot")
+SLOPE, TOLERANCE = 0.2, 1e-3
+
+
+def gnnfast_attention(graph: Graph, score: str, a: Tensor, b: Tensor, x: Tensor, heads: int) -> Tensor:
+    """``a [M, ...]`` and ``b [N, ...]`` are the parts of the score at destinations and sources."""
+    if score == "additive":
+        alpha = execute.softmax(graph, None, a, b, SLOPE, place="bench")
+    else:
+        alpha = execute.softmax(graph, execute.dot(graph, a, b, heads, "bench") / math.sqrt(a.shape[1] // heads), place="bench")
+    return execute.aggregate(graph, x, alpha, "sum", place="bench")
+
+
+def pyg_attention(edge_index: Tensor, score: str, a: Tensor, b: Tensor, x: Tensor, heads: int) -> Tensor:
+    src, dst = edge_index
+    nodes = x.shape[0]
+    if score == "additive":
+        raw = torch.nn.functional.leaky_relu(a[dst] + b[src], SLOPE)
+    else:
+        width = a.shape[1] // heads
+        raw = (a[dst].view(-1, heads, width) * b[src].view(-1, heads, width)).sum(-1) / math.sqrt(width)
+    alpha = softmax(raw, dst, num_nodes=nodes)
+    messages = alpha.unsqueeze(-1) * x[src].view(src.numel(), heads, -1)
+    return scatter(messages, dst, 0, nodes, "sum").flatten(1)
+
+
+def measure(name: str, graph: Graph, edge_index: Tensor, score: str, heads: int, width: int, repeats: int | None) -> tables.Row:
+    device, nodes, edges = edge_index.device, graph.num_dst, graph.num_edges
+    torch.manual_seed(0)
+    columns = heads if score == "additive" else heads * width
+    leaves = [torch.randn(nodes, k, device=device, requires_grad=True) for k in (columns, columns, heads * width)]
+    seed = torch.randn(nodes, heads * width, device=device)
+    row: tables.Row = {"graph": name, "edges": edges, "score": score, "heads": heads, "width": width}
+    sides: dict[str, Callable[[], Tensor]] = {"gnnfast": lambda: gnnfast_attention(graph, score, *leaves, heads)}
+    if _fits(edges * heads * width * 4 * 6, device):
+        sides["PyG"] = lambda: pyg_attention(edge_index, score, *leaves, heads)
+    results = {}
+    for label, attention in sides.items():
+        (gnnfast.enable if label == "gnnfast" else gnnfast.disable)()
+
+        def forward(attention: Callable[[], Tensor] = attention) -> Any:
+            with torch.no_grad():
+                return attention()
+
+        def both(attention: Callable[[], Tensor] = attention) -> Any:
+            return torch.autograd.grad(attention(), leaves, seed)
+
+        for _ in range(6):  # schedules get better with use
+            both()
+        results[label] = [forward(), *both()]
+        row[f"{label} forward ms"] = timing.median_ms(forward, device, repeats)
+        row[f"{label} both ms"] = timing.median_ms(both, device, repeats)
+        if device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
+            row[f"{label} GiB"] = timing.peak_gib(both, torch.cuda.memory_allocated())
+    gnnfast.enable()
+    if "PyG" in sides:
+        for found, expected in zip(*results.values()):
+            error = float((found - expected).norm() / expected.norm().clamp(min=1e-30))
+            if not error < TOLERANCE:
+                raise SystemExit(f"gnnfast bench attention: results of {row} differ by {error:.2g}")
+        for what in ("forward", "both"):
+            row[f"PyG / gnnfast {what}"] = row[f"PyG {what} ms"] / row[f"gnnfast {what} ms"]
+    print(", ".join(f"{k} {tables.cell(v)}" for k, v in row.items()), flush=True)
+    return row
+
+
+def _fits(needed: int, device: torch.device) -> bool:
+    if device.type == "cuda":
+        return needed < torch.cuda.mem_get_info()[0] // 2
+    return needed < 4 << 30
+
+
+def _graph(name: str, device: torch.device) -> tuple[Graph, Tensor]:
+    if name in graphs.REAL:
+        edge_index, nodes = graphs.real(name)
+    else:
+        rowptr, col = graphs.community_order(name, device) if name == "arxiv" else graphs.random_order(name, device)
+        edge_index, nodes = graphs.to_edge_index(rowptr, col), rowptr.numel() - 1
+    edge_index = edge_index.to(device)
+    return Graph.from_edge_index(edge_index, nodes), edge_index
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="gnnfast bench attention", description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--graphs", nargs="*", help=f"{GRAPHS} if not given")
+    parser.add_argument("--scores", nargs="*", choices=SCORES, default=SCORES)
+    parser.add_argument("--repeats", type=int, help="calls of each; as many as fill 60 ms if not given")
+    parser.add_argument("--out", help="write OUT.json and OUT.md")
+    options = parser.parse_args(arguments)
+    device, rows = torch.device(options.device), []
+    if device.type == "cpu" and not options.graphs and graphs.data_folder() is None:
+        print("gnnfast bench attention: GNNFAST_DATA does not name a folder with the real graphs; --graphs arxiv needs none")
+        return 1
+    for name in options.graphs or GRAPHS[options.device]:
+        graph, edge_index = _graph(name, device)
+        for score in options.scores:
+            for heads, width in SHAPES:
+                rows.append(measure(name, graph, edge_index, score, heads, width, options.repeats))
+    tables.write(options.out, f"Attention over a graph, on {options.device}", rows, device, {})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
