@@ -323,6 +323,8 @@ class Sightings:
 
     def again(self, t: Tensor, *key: Hashable) -> bool:
         """Whether the tensor was met before with that ``key``, unchanged; now it was."""
+        if t.is_inference():
+            return False  # it has no version counter
         full_key = (id(t), *key)
         met = self._met.get(full_key)
         if met is not None and met[0]() is t and met[1] == t._version:

@@ -206,6 +206,9 @@ def softmax(
     """The softmax over the in-edges of each node, per head, of the leaky ReLU of ``score [E, H]`` plus ``dst [num_dst, H]`` plus
     ``src [num_src, H]``, each of which may be ``None``: ``[E, H]`` in the edge order of the graph. For the documented form see
     :func:`gnnfast.edge_softmax`."""
+    for t, rows in ((score, graph.num_edges), (dst, graph.num_dst), (src, graph.num_src)):
+        if t is not None and t.shape[0] != rows:
+            raise ValueError(f"scores of shape {list(t.shape)} do not fit {graph}")
     grad_enabled = torch.is_grad_enabled()
     needs_grad = grad_enabled and any(t is not None and t.requires_grad for t in (score, dst, src))
     args = graph.args(csc=grad_enabled and src is not None and src.requires_grad)

@@ -103,7 +103,7 @@ class Layer(torch.autograd.Function):
             lin_weight if need_x else None,
             (x if x_dst is None else x_dst) if need_root else None,
             root if need_x or need_dst else None,
-            *(a.kept() if need_x or need_weight else ()),
+            *(a.kept() if need_x or (first and need_weight) else ()),
         )
         return out if first else (out, hidden)
 

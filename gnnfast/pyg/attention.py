@@ -19,14 +19,13 @@ from gnnfast.dispatch.select import cannot_win
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import guards
 from gnnfast.pyg.adjacency import graph_of, key_of
-from gnnfast.pyg.known import replaced_in_attention
+from gnnfast.pyg.known import replaced_in_attention, replaced_in_softmax
 from gnnfast.pyg.loops import with_self_loops
 from gnnfast.pyg.verdict import check_module
-from gnnfast.reporting import fell_back, ran
+from gnnfast.reporting import ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
 
-_methods = operator.attrgetter("message", "aggregate", "update", "edge_update", "forward")
 _hooks = operator.itemgetter("_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")
 _OVERRIDES = ("propagate", "edge_updater", "edge_update", "edge_collect")
 
@@ -49,7 +48,7 @@ def make_gat_conv(original: FunctionType) -> Callable[..., Any]:
             grad = torch.is_grad_enabled()
             graph.args(csc=grad)
         except Unsupported as error:
-            fell_back(place, str(error))
+            ran(place, "in parts", str(error))  # which say themselves how they ran
             return NotImplemented
         except (IndexError, ValueError):  # PyG raises its own
             return NotImplemented
@@ -63,7 +62,9 @@ _sightings = Sightings()
 
 def is_first_and_small(module: Any, edge_index: Any) -> bool:
     """Whether a layer meets a graph on a GPU for the first time, and it is so small that to convert it costs what kernels save."""
-    if type(edge_index) is not Tensor or not edge_index.is_cuda or _sightings.again(edge_index, id(module)):
+    if type(edge_index) is not Tensor or not edge_index.is_cuda or edge_index.dim() != 2:
+        return False
+    if _sightings.again(edge_index, id(module)):
         return False
     row_bytes = module.heads * module.out_channels * 4
     return cannot_win(edge_index.shape[-1], row_bytes, torch.is_grad_enabled(), settings())
@@ -75,7 +76,7 @@ def _check(known: Any, module: Any, pair: Any, edge_index: Any, edge_attr: Any, 
     own, cls = module.__dict__, type(module)
     if reason or len(pair) != 2 or size is not None or weights not in (None, True):
         raise Unsupported(reason or "an argument is not served")
-    if not (cls is known or _methods(cls) == _methods(known)) or not own.keys().isdisjoint(_OVERRIDES):
+    if cls is not known or not own.keys().isdisjoint(_OVERRIDES):
         raise Unsupported("a method is another than the layer's")
     verdict = check_module(module)
     if verdict.message != ("x", "alpha", "unsqueeze", False) or verdict.reduce != "sum" or verdict.update is not None:
@@ -99,9 +100,14 @@ def _check(known: Any, module: Any, pair: Any, edge_index: Any, edge_attr: Any, 
         raise Unsupported("features, parameters and edge_index do not agree in dtype or device")
     if own["node_dim"] != 0 or own["flow"] != "source_to_target" or torch.is_autocast_enabled(device.type):
         raise Unsupported("an option is not served")
-    if edge_attr is not None and own["_modules"].get("lin_edge") is not None:
-        if own["add_self_loops"]:
-            raise Unsupported("edge features of self loops that are added")
+    modules = own["_modules"]
+    if modules.get("lin") is None and None in (modules.get("lin_src"), modules.get("lin_dst")):
+        raise Unsupported("linear layers are missing")
+    if type(own["negative_slope"]) not in (int, float) or type(own["dropout"]) not in (int, float) or not 0 <= own["dropout"] <= 1:
+        raise Unsupported("an option is not served")
+    if edge_attr is not None:
+        if own["add_self_loops"] or modules.get("lin_edge") is None:
+            raise Unsupported("edge features, of self loops that are added or of a layer that takes none")
         if guards.operand("edge_attr", edge_attr) or edge_attr.shape[0] != edge_index.shape[1]:
             raise Unsupported("edge_attr does not fit")
 
@@ -135,14 +141,18 @@ def _forward(
         h_src, h_dst = module.lin_src(pair[0]), module.lin_dst(pair[1])
     a_src = (h_src.view(-1, heads, width) * module.att_src).sum(dim=-1)
     a_dst = (h_dst.view(-1, heads, width) * module.att_dst).sum(dim=-1)
-    score = None
-    if edge_attr is not None and module.lin_edge is not None and graph.num_edges:
-        of_edges = module.lin_edge(edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr)
-        score = (of_edges.view(-1, heads, width) * module.att_edge).sum(dim=-1)
-    alpha = softmax(graph, score, a_dst, a_src, module.negative_slope, place=place)
-    if module.training and module.dropout > 0:  # the very mask that PyG draws: alpha is in the same order
-        alpha = torch.nn.functional.dropout(alpha, p=module.dropout, training=True)
-    out = aggregate(graph, h_src, alpha, "sum", place=place)
+    rows, sides = (graph.num_src, graph.num_dst), ((h_src, a_src), (h_dst, a_dst))
+    fits = all(_is_plain(h, (n, heads * width), pair[0]) and _is_plain(a, (n, heads), pair[0]) for n, (h, a) in zip(rows, sides))
+    if not fits or edge_attr is not None:  # scores of edges, or what hooks and replaced parts gave: as PyG goes on
+        given = looped.clone() if module.add_self_loops else looped
+        alpha = module.edge_updater(given, alpha=(a_src, a_dst), edge_attr=edge_attr, size=None)
+        x_pair = h_src.view(-1, heads, width), h_dst.view(-1, heads, width)
+        out = module.propagate(given, x=x_pair, alpha=alpha, size=None).view(-1, heads * width)
+    else:
+        alpha = softmax(graph, None, a_dst, a_src, module.negative_slope, place=place)
+        if module.training and module.dropout > 0:  # the very mask that PyG draws: alpha is in the same order
+            alpha = torch.nn.functional.dropout(alpha, p=module.dropout, training=True)
+        out = aggregate(graph, h_src, alpha, "sum", place=place, training=module.training)
     if not module.concat:
         out = out.view(-1, heads, width).mean(dim=1)
     if res is not None:
@@ -154,8 +164,12 @@ def _forward(
             copy = looped.clone()
             cache.add_copy(copy, looped)
             looped = copy
-        return out, (looped, alpha)
+        return out, (looped, alpha.clone())  # theirs alone: the layer keeps its own for the backward pass
     return out
+
+
+def _is_plain(t: Any, shape: tuple[int, int], like: Tensor) -> bool:
+    return type(t) is Tensor and t.shape == shape and t.dtype is like.dtype and t.device == like.device
 
 
 # ---- TransformerConv ---------------------------------------------------------------------------------------------------------
@@ -164,6 +178,8 @@ def dot_attention(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, 
     of ``<query_i, key_j> / sqrt(C)`` (Shi et al., IJCAI 2021). Raises Unsupported."""
     query, key, value = (kwargs.get(name) for name in ("query", "key", "value"))
     heads, width = module.heads, module.out_channels
+    if type(edge_index) is not Tensor or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise Unsupported(f"edge_index is a {type(edge_index).__name__}")
     if kwargs.get("edge_attr") is not None or module.lin_edge is not None or size is not None:
         raise Unsupported("edge features are added to keys and values")
     for name, t in (("query", query), ("key", key), ("value", value)):
@@ -189,7 +205,7 @@ def dot_attention(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, 
     module._alpha = alpha
     if module.training and module.dropout > 0:
         alpha = torch.nn.functional.dropout(alpha, p=module.dropout, training=True)
-    return aggregate(graph, v, alpha, "sum", place=place).view(graph.num_dst, heads, width)
+    return aggregate(graph, v, alpha, "sum", place=place, training=module.training).view(graph.num_dst, heads, width)
 
 
 # ---- softmax -----------------------------------------------------------------------------------------------------------------
@@ -199,6 +215,8 @@ def make_softmax(original: FunctionType) -> Callable[..., Any]:
 
     def softmax_of(src: Any, index: Any, ptr: Any, num_nodes: Any, dim: Any) -> Any:
         base = getattr(index, "_base", None)
+        if replaced_in_softmax():
+            return NotImplemented
         if base is None or ptr is not None or dim != 0 or type(num_nodes) is not int or type(base) is not Tensor:
             return NotImplemented
         if guards.context() or guards.operand("src", src) or src.dim() not in (1, 2) or src.dtype not in FEATURE_DTYPES:
@@ -222,6 +240,7 @@ def make_softmax(original: FunctionType) -> Callable[..., Any]:
             out = softmax(graph, src if src.dim() == 2 else src[:, None], place="pyg softmax")
         except (Unsupported, IndexError, ValueError):
             return NotImplemented
-        return out if src.dim() == 2 else out.squeeze(1)
+        out = out if src.dim() == 2 else out.squeeze(1)
+        return out.clone() if out.requires_grad else out  # users may write into theirs before the backward pass
 
     return softmax_of

@@ -84,6 +84,8 @@ _IN = {_GAT: ("softmax", "remove_self_loops", "add_self_loops"), _TRANSFORMER: (
 _BY_SOFTMAX = (
     (_UTILS + "_softmax", "scatter", (_UTILS + "_scatter", "scatter")),
     (_UTILS + "_softmax", "maybe_num_nodes", (_UTILS + "num_nodes", "maybe_num_nodes")),
+)
+_BY_LOOPS = (
     (_UTILS + "loop", "maybe_num_nodes", (_UTILS + "num_nodes", "maybe_num_nodes")),
     (_UTILS + "loop", "compute_loop_attr", (_UTILS + "loop", "compute_loop_attr")),
 )
@@ -160,26 +162,20 @@ def replaced_in_module(cls: type) -> str:
     return ""
 
 
-@functools.cache
-def _norm() -> Watch:
-    return Watch((), *_named(_BY_NORM), lambda: _replaced(_BY_NORM))
-
-
 def replaced_in_norm() -> str:
     """A function that ``gcn_norm`` calls by name and that is not PyG's own; empty if there is none."""
-    try:
-        return _norm().verdict()
-    except AttributeError:
-        return "a function"
+    return _ask(_BY_NORM)
 
 
 @functools.cache
 def _attention(where: str) -> Watch:
     names = tuple((where, name, (_UTILS + _WHERE[name], name)) for name in _IN[where])
-    rows = names + _BY_SOFTMAX
+    rows = names + _BY_SOFTMAX + _BY_LOOPS
 
     def judge() -> str:
-        return _replaced(_BY_SOFTMAX) or next((n for w, n, f in names if not is_served(vars(sys.modules[w]).get(n), *f)), "")
+        return _replaced(_BY_SOFTMAX + _BY_LOOPS) or next(
+            (n for w, n, f in names if not is_served(vars(sys.modules[w]).get(n), *f)), ""
+        )
 
     return Watch((), *_named(rows), judge)
 
@@ -187,13 +183,14 @@ def _attention(where: str) -> Watch:
 @functools.cache
 def _edge_update(cls: type) -> Watch:
     def judge() -> str:
-        update, updater = (inspect.getattr_static(cls, name) for name in ("edge_update", "edge_updater"))
-        module = getattr(updater, "__module__", "")
-        if not module.startswith("torch_geometric.nn.conv.") or not _is_as_written(updater, module):
-            return "edge_updater()"
-        return "" if is_known(update, _GAT, "GATConv.edge_update") else "edge_update()"
+        for name in ("edge_updater", "edge_collect"):  # which PyG generates
+            function = inspect.getattr_static(cls, name)
+            module = getattr(function, "__module__", "")
+            if not module.startswith("torch_geometric.nn.conv.") or not _is_as_written(function, module):
+                return f"{name}()"
+        return "" if is_known(inspect.getattr_static(cls, "edge_update"), _GAT, "GATConv.edge_update") else "edge_update()"
 
-    return Watch(("edge_update", "edge_updater"), {}, (), judge)
+    return Watch(("edge_update", "edge_updater", "edge_collect"), {}, (), judge)
 
 
 def replaced_in_attention(cls: type) -> str:
@@ -206,6 +203,28 @@ def replaced_in_attention(cls: type) -> str:
     except AttributeError:
         replaced = "a function"
     return f"{replaced} is not the known one" if replaced else ""
+
+
+@functools.cache
+def _by_name(rows: tuple[tuple[str, str, tuple[str, str]], ...]) -> Watch:
+    return Watch((), *_named(rows), lambda: _replaced(rows))
+
+
+def replaced_in_softmax() -> str:
+    """What PyG's ``softmax`` calls by name and is not PyG's own; empty if nothing."""
+    return _ask(_BY_SOFTMAX)
+
+
+def replaced_in_loops() -> str:
+    """The same of what adds and removes self loops."""
+    return _ask(_BY_LOOPS)
+
+
+def _ask(rows: tuple[tuple[str, str, tuple[str, str]], ...]) -> str:
+    try:
+        return _by_name(rows).verdict()  # type: ignore[no-any-return]
+    except AttributeError:
+        return "a function"
 
 
 # ---- linear layers ------------------------------------------------------------------------------------------------------------

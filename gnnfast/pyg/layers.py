@@ -40,10 +40,10 @@ _STRIDED = torch.strided
 class Form(NamedTuple):
     """What a layer computes: ``K`` aggregations of the features, a product and a bias, and a product of the destinations' own.
 
-    ``lin`` and ``root`` are the names of its linear layers (the latter empty: it has none); ``bias``: it has one of its own;
-    ``first``: PyG puts the product before the aggregation; ``hops``: the name of the option ``K``, else 1; ``normalised``:
-    ``gcn_norm`` gives the weights; ``unit``: the option by which rows get length 1 at the end; ``refused``: options with which
-    PyG's own forward runs."""
+    ``lin`` and ``root`` are the names of its linear layers (the latter empty: it has none), ``has_root`` that of the option which
+    says whether the root is there (empty: it is); ``bias``: it has one of its own; ``first``: PyG puts the product before the
+    aggregation; ``hops``: the name of the option ``K``, else 1; ``normalised``: ``gcn_norm`` gives the weights; ``unit``: the
+    option by which rows get length 1 at the end; ``refused``: options with which PyG's own forward runs."""
 
     lin: str
     root: str = ""
@@ -51,12 +51,13 @@ class Form(NamedTuple):
     first: bool = False
     hops: str = ""
     normalised: bool = False
+    has_root: str = ""
     unit: str = ""
     refused: tuple[str, ...] = ()
 
 
 GCN = Form("lin", bias=True, first=True, normalised=True)
-SAGE = Form("lin_l", "lin_r", unit="normalize", refused=("project",))
+SAGE = Form("lin_l", "lin_r", has_root="root_weight", unit="normalize", refused=("project",))
 GRAPH = Form("lin_rel", "lin_root")
 SG = Form("lin", hops="K", normalised=True, refused=("cached",))
 
@@ -94,11 +95,11 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
             parts = _parts_of(form, known, module, at_weight is not None)
             if parts is None:
                 return NotImplemented
-            call = _look(form, parts, x, edge_index, weight, size, module.__dict__.get("root_weight", True))
+            call = _look(form, parts, module, x, edge_index, weight, size)
             if call is None:
                 return NotImplemented
             first = form.first or _is_cheaper_first(module, call)
-            if not first and call.hops != 1:
+            if not first and (call.hops != 1 or _is_watched(weight)):
                 return in_order(module, x, edge_index, *rest)
             if form.normalised:
                 normalised = _normalise(module, call, original)
@@ -117,11 +118,16 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
     return make
 
 
+def _is_watched(weight: Any) -> bool:
+    """Whether a gradient of the weights, or hooks on what is saved, ask for the parts one after the other."""
+    return torch.is_grad_enabled() and (saved_tensors_are_watched() or (isinstance(weight, Tensor) and weight.requires_grad))
+
+
 class _Parts:
     """What was found out about a layer. It holds while its parts, options and functions are the same and nobody watches them, which
     each call asks again (:meth:`hold`): a few operations, since on small graphs they take as long as kernels."""
 
-    __slots__ = ("aggr", "bias_of", "fetch", "hops", "lin", "options", "reduce", "root", "verdict", "watch")
+    __slots__ = ("aggr", "fetch", "hops", "lin", "options", "reduce", "root", "verdict", "watch")
 
     def __init__(self, form: Form, known: Any, module: Any, weighted: bool) -> None:
         """Raises Unsupported if the layer is not what it declares."""
@@ -149,7 +155,6 @@ class _Parts:
         if form.root and own["flow"] != "source_to_target":
             raise Unsupported("flow is target_to_source")
         self.hops = hops
-        self.bias_of = module if form.bias else self.lin
 
     def hold(self, form: Form, module: Any) -> bool:
         own = module.__dict__
@@ -165,6 +170,8 @@ class _Parts:
             same
             and self.fetch(own) == self.options
             and own.get("_decomposed_layers", 1) == 1
+            and own.get("_cached_x") is None
+            and not (form.bias and lin._parameters.get("bias") is not None)
             and self.watch.verdict(cls) is self.verdict
             and is_dispatched(cls.propagate)
             and is_linear(type(lin))
@@ -199,7 +206,7 @@ def _parts_of(form: Form, known: Any, module: Any, weighted: bool) -> _Parts | N
     return parts
 
 
-def _look(form: Form, parts: _Parts, x: Any, edge_index: Any, weight: Any, size: Any, root_weight: bool) -> _Call | None:
+def _look(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any, weight: Any, size: Any) -> _Call | None:
     """The call, if kernels take the operands."""
     pair = type(x) is tuple
     if pair and (not form.root or len(x) != 2):
@@ -212,12 +219,16 @@ def _look(form: Form, parts: _Parts, x: Any, edge_index: Any, weight: Any, size:
         return None
     if size is not None and len(size) != 2:
         return None
-    of_lin, owner = parts.lin._parameters, parts.bias_of
+    of_lin, owner = parts.lin._parameters, module if form.bias else parts.lin
     of_bias = owner._parameters
     bias = of_bias["bias"] if "bias" in of_bias else getattr(owner, "bias", None)
     if not _fits(x, of_lin.get("weight"), bias) or (weight is not None and not form.first and _promotes(x, weight)):
         return None
-    root = parts.root if root_weight and x_dst is not None else None
+    root = None
+    if form.root and x_dst is not None and (not form.has_root or module.__dict__.get(form.has_root)):
+        root = parts.root
+        if root is None:
+            return None  # PyG says what is missing
     copies = not form.first and (root is None or x_dst is not x)
     return _Call(x, x_dst, edge_index, weight, size, parts.lin, root, bias, parts.reduce, parts.hops, copies, parts.verdict.place)
 
@@ -236,7 +247,9 @@ def _normalise(module: Any, call: _Call, original: FunctionType) -> tuple[Tensor
     if own.get("cached"):
         kept = module._cached_edge_index = gcn_norm(*arguments)
         return kept  # type: ignore[no-any-return]
-    return gcn_norm(*arguments) if saved_tensors_are_watched() else sharing(call.edge_index, gcn_norm, *arguments)  # type: ignore[no-any-return]
+    if saved_tensors_are_watched() or not is_dispatched(gcn_norm):
+        return gcn_norm(*arguments)  # type: ignore[no-any-return]
+    return sharing(call.edge_index, gcn_norm, *arguments)  # type: ignore[no-any-return]
 
 
 def _in_one(module: Any, call: _Call, first: bool) -> Tensor | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gnnfast.cache import Sightings, cache, keep_if_captured
 from gnnfast.pyg import guards
+from gnnfast.pyg.known import replaced_in_loops
 from gnnfast.types import INDEX_DTYPES
 
 _sightings = Sightings()
@@ -53,6 +54,8 @@ def _is_known(edge_index: Any) -> bool:
     if type(edge_index) is not Tensor or edge_index.layout is not torch.strided or edge_index.dtype not in INDEX_DTYPES:
         return False
     if guards.context() or guards.operand("edge_index", edge_index) or edge_index.is_inference() or edge_index.dim() != 2:
+        return False
+    if replaced_in_loops():
         return False
     return _sightings.again(edge_index) or cache.origin(edge_index) is not None
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gnnfast.cache import cache, is_constant, keep_if_captured
 from gnnfast.graph.checks import saved_tensors_are_watched
-from gnnfast.patching import class_of
+from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import guards, known
 from gnnfast.pyg.verdict import check_module
 from gnnfast.reporting import ran
@@ -119,6 +119,8 @@ def make_normalising(original: FunctionType) -> Callable[..., Any]:
     def forward(*arguments: Any) -> Any:
         if guards.context() or not keeps_to_itself(arguments[0], cls):
             return NotImplemented
+        if not is_dispatched(original.__globals__.get("gcn_norm")):
+            return NotImplemented  # somebody else's would see what is shared
         return sharing(arguments[position], original, *arguments)
 
     return forward

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -64,13 +65,15 @@ def test_bipartite(name, loops, device):
 
 
 def test_edge_features(device):
+    """Scores of edges are PyG's, their softmax and the aggregation are not."""
     edge_index, n, _ = GRAPHS["random"]()
     x, attr = torch.randn(n, F, device=device), torch.randn(edge_index.shape[1], 3, device=device)
-    layer = nn.GATConv(F, 5, heads=2, edge_dim=3, add_self_loops=False).to(device)
-    assert _served(compare(layer, x, edge_index.to(device), attr))
-    assert _served(compare(nn.GATConv(F, 5, heads=2, edge_dim=1, add_self_loops=False), x, edge_index.to(device), attr[:, 0]))
-    looped = compare(nn.GATConv(F, 5, heads=2, edge_dim=3), x, edge_index.to(device), attr)
-    assert not _served(looped) and looped.fallbacks
+    edge_index = edge_index.to(device)
+    for width, given in ((3, attr), (1, attr[:, 0])):
+        layer = nn.GATConv(F, 5, heads=2, edge_dim=width, add_self_loops=False)
+        assert ("pyg softmax", "edge softmax", "over CSR") in compare(layer, x, edge_index, given, tolerance=1e-4).kernels
+    report = compare(nn.GATConv(F, 5, heads=2, edge_dim=3), x, edge_index, attr, tolerance=1e-4)
+    assert any(key[:2] == ("pyg GATConv", "in parts") for key in report.kernels)
 
 
 def test_weights_are_the_users_own(device):
@@ -266,3 +269,88 @@ def test_softmax_of_a_known_graph(shape, device):
     softmax(src, edge_index[0], num_nodes=n), softmax(src, edge_index[1].clone(), num_nodes=n)
     softmax(src, edge_index[1], num_nodes=n + 1), softmax(src, edge_index[1])
     assert not gnnfast.report().kernels
+
+
+def _same(run):
+    """Whether a function returns or raises the same with gnnfast and without."""
+    results = []
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        try:
+            results.append(run())
+        except Exception as error:
+            results.append(type(error))
+    gnnfast.enable()
+    found, expected = results
+    return found == expected if isinstance(expected, type) else relative_error(found, expected) < 1e-5
+
+
+class Updater(nn.GATConv):
+    def edge_updater(self, *args, **kwargs):
+        return super().edge_updater(*args, **kwargs) * 2
+
+
+def test_parts_that_give_something_else(device):
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    layer = nn.GATConv((F, F), 4, heads=2).to(device)
+    layer.lin_src.register_forward_hook(lambda module, inputs, out: out * 2)
+    layer((x, x), edge_index)
+    assert _same(lambda: layer((x, x), edge_index))
+    if device.type == "cpu":  # on a GPU PyG itself ends in a device-side assertion
+        layer.lin_src.register_forward_hook(lambda module, inputs, out: out[:3])
+        assert _same(lambda: layer((x, x), edge_index))
+    layer = nn.GATConv(F, 4).to(device)
+    layer.att_dst = torch.nn.Parameter(layer.att_dst.detach().double())
+    assert _same(lambda: layer(x, edge_index))
+    for option, value in (("dropout", 1.5), ("negative_slope", "0.2")):
+        layer = nn.GATConv(F, 4).to(device)
+        setattr(layer, option, value)
+        assert _same(lambda layer=layer: layer(x, edge_index))
+    layer = Updater(F, 4).to(device)
+    assert _same(lambda: layer(x, edge_index))
+
+
+def test_results_of_softmax_may_be_written_into(device):
+    from torch_geometric.utils import softmax
+
+    edge_index, n, _ = GRAPHS["random"]()
+    edge_index = edge_index.to(device)
+    nn.GATConv(F, 5, add_self_loops=False).to(device)(torch.randn(n, F, device=device), edge_index)
+    src = torch.randn(edge_index.shape[1], device=device, requires_grad=True)
+
+    def run():
+        out = softmax(src, edge_index[1], num_nodes=n)
+        out.mul_(src.detach())
+        return torch.autograd.grad(out.sum(), src)[0]
+
+    assert _same(run)
+
+
+def test_replaced_parts_of_softmax_and_loops(device, monkeypatch):
+    from torch_geometric.utils import add_self_loops, loop, softmax
+
+    edge_index, n, _ = GRAPHS["random"]()
+    edge_index = edge_index.to(device)
+    nn.GATConv(F, 5, add_self_loops=False).to(device)(torch.randn(n, F, device=device), edge_index)
+    src = torch.randn(edge_index.shape[1], device=device)
+    module = sys.modules["torch_geometric.utils._softmax"]
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "scatter", lambda t, index, dim, dim_size, reduce: t.new_full((dim_size,), 2.0))
+        assert _same(lambda: softmax(src, edge_index[1], num_nodes=n))
+    for _ in range(3):
+        add_self_loops(edge_index)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "maybe_num_nodes", lambda *_, **__: 3)
+        assert add_self_loops(edge_index)[0].shape[1] == edge_index.shape[1] + 3
+    assert add_self_loops(edge_index)[0].shape[1] == edge_index.shape[1] + n
+
+
+def test_inference_tensors(device):
+    edge_index, n, _ = GRAPHS["random"]()
+    layers = [nn.GATConv(F, 4).to(device), nn.TransformerConv(F, 4).to(device), nn.GATv2Conv(F, 4).to(device)]
+    with torch.inference_mode():
+        x, edge_index = torch.randn(n, F, device=device), edge_index.to(device).clone()
+        for layer in layers:
+            for _ in range(3):
+                assert _same(lambda layer=layer: layer(x, edge_index))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 
 import pytest
 import torch
@@ -224,3 +226,83 @@ def test_weights_are_followed(device):
         gnnfast.disable()
         assert relative_error(found, conv(x, edge_index, w)) < 1e-5
         gnnfast.enable()
+
+
+def test_layers_that_change_after_a_call(device):
+    """What was found out about a layer is looked at again."""
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    ones = torch.nn.Parameter(torch.ones(5, device=device))
+    cases = [
+        (lambda: nn.GCNConv(F, 5), lambda layer: setattr(layer.lin, "bias", ones)),
+        (lambda: nn.GraphConv(F, 5), lambda layer: setattr(layer, "root_weight", False)),
+        (lambda: nn.GraphConv(F, 5), lambda layer: setattr(layer, "lin_root", None)),
+        (lambda: nn.SAGEConv(F, 5, root_weight=False), lambda layer: setattr(layer, "root_weight", True)),
+        (lambda: nn.SGConv(F, 5, K=2, cached=True), lambda layer: setattr(layer, "cached", False)),
+    ]
+    for make, change in cases:
+        layer, results = make().to(device), []
+        layer(x, edge_index)
+        change(layer)
+        for on in (True, False):
+            (gnnfast.enable if on else gnnfast.disable)()
+            try:
+                results.append(layer(x * 2, edge_index).detach())
+            except (TypeError, AttributeError) as error:
+                results.append(type(error))
+        gnnfast.enable()
+        found, expected = results
+        assert found == expected if isinstance(expected, type) else relative_error(found, expected) < 1e-5
+
+
+def test_layers_die_with_their_last_user(device):
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    for make in (
+        lambda: nn.GCNConv(F, 5),
+        lambda: nn.SAGEConv(F, 5),
+        lambda: nn.GINConv(torch.nn.Linear(F, 5)),
+        lambda: nn.GATConv(F, 5),
+    ):
+        layer = make().to(device)
+        for _ in range(3):
+            layer(x, edge_index)
+        gone = weakref.ref(layer)
+        del layer
+        gc.collect()  # PyG's own modules are in cycles
+        assert gone() is None
+
+
+@pytest.mark.parametrize("kernel", ["gas", "gar"])
+def test_what_pyg_does_not_keep_may_be_written_into(kernel, device):
+    """Aggregation first keeps nothing of the graph where the features need no gradient."""
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    weight = torch.rand(edge_index.shape[1], device=device)
+    layer = nn.GraphConv(F, 40).to(device)
+    with gnnfast.override(kernel=kernel):
+        for _ in range(3):
+            out = layer(x, edge_index, weight)
+        weight.mul_(2)
+        out.sum().backward()
+        ids = edge_index.clone()
+        out = layer(x, ids)
+        ids.zero_()
+        out.sum().backward()
+
+
+def test_a_replaced_gcn_norm_sees_nothing_shared(device, monkeypatch):
+    from torch_geometric.nn.conv import gcn_conv
+
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    original, layer = gcn_conv.gcn_norm, nn.GCNConv(F, 5).to(device)
+
+    def doubled(*args, **kwargs):
+        ids, weight = original(*args, **kwargs)
+        weight.mul_(2)
+        return ids, weight
+
+    monkeypatch.setattr(gcn_conv, "gcn_norm", doubled)
+    outs = [layer(x, edge_index) for _ in range(4)]
+    assert all(relative_error(out, outs[0]) < 1e-6 for out in outs[1:])
