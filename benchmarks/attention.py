@@ -1,4 +1,4 @@
-"""Attention over a graph: additive scores (GAT), softmax and weighted sum, and dot products (TransformerConv), beside PyG's operations.
+"""Attention over a graph: scores of GAT or dot products, softmax and weighted sum, beside PyG's operations.
 
 gnnfast bench attention --device cuda --graphs arxiv reddit --out benchmarks/results/NAME
 gnnfast bench attention --device cpu

@@ -99,11 +99,17 @@ def pyg_layer(r: random.Random) -> tuple[str, Any]:
         "ChebConv": lambda: nn.ChebConv(F, F, K=2),
         "WLConvContinuous": lambda: nn.WLConvContinuous(),
         "ClusterGCNConv": lambda: nn.ClusterGCNConv(F, F),
-        "GATConv": lambda: nn.GATConv(F, 3, heads=2),
+        "GATConv": lambda: nn.GATConv(
+            F, 3, heads=2, add_self_loops=yes(), residual=yes(), bias=yes(), dropout=r.choice([0.0, 0.5])
+        ),
+        "GATConv mean": lambda: nn.GATConv(F, F, heads=3, concat=False, add_self_loops=yes(), negative_slope=0.9),
+        "GATv2Conv": lambda: nn.GATv2Conv(F, 3, heads=2, add_self_loops=yes(), share_weights=yes()),
+        "TransformerConv": lambda: nn.TransformerConv(F, 3, heads=2, beta=yes(), bias=yes(), dropout=r.choice([0.0, 0.5])),
+        "AGNNConv": lambda: nn.AGNNConv(add_self_loops=yes()),
         "ResGatedGraphConv": lambda: nn.ResGatedGraphConv(F, F),
         **{name: (lambda c=c: c(aggr=aggr, flow=flow)) for name, c in user_classes().items()},
     }
-    common = ["GCNConv", "SAGEConv", "GraphConv", "Plain", "Weighted"]
+    common = ["GCNConv", "SAGEConv", "GraphConv", "Plain", "Weighted", "GATConv", "TransformerConv"]
     name = r.choice([*makers, *common * 3])
     layer = makers[name]()
     layer.takes_weight = name in (
