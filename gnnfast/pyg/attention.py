@@ -93,8 +93,6 @@ def _check(known: Any, module: Any, pair: Any, edge_index: Any, edge_attr: Any, 
             raise Unsupported(reason)
     if type(edge_index) is not Tensor or edge_index.layout is not torch.strided or edge_index.dtype not in INDEX_DTYPES:
         raise Unsupported(f"edge_index is a {type(edge_index).__name__}")
-    if edge_index.dtype is not torch.int64 and not own["add_self_loops"]:
-        raise Unsupported(f"edge_index is {edge_index.dtype}, which PyG takes in some cases alone")
     device, dtype = edge_index.device, att.dtype
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or guards.operand("edge_index", edge_index):
         raise Unsupported(f"edge_index has shape {list(edge_index.shape)}")
