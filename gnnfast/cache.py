@@ -17,6 +17,8 @@
 - Which tensor a handed-out copy equals (:meth:`Cache.add_copy`): by the copy as it was. Let go with it.
 - Which tensors were seen to require a gradient (:func:`note_variable`): by the tensor, let go with it.
 - Code of patched functions (``patching._injected``): by function and the code object that it had.
+- Parts and options of a layer (``pyg.layers._parts``): by the module, whose parts, options, hooks and functions are compared again.
+  Let go with it.
 - What modules compute, and which functions are PyG's (:mod:`gnnfast.pyg.known`): by functions and their code objects. What a
   class computed last (``verdict.served``) and why it is refused (``verdict.refused``): by the class; they can only lead to PyG's
   own path.

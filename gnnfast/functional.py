@@ -17,7 +17,7 @@ def spmm(graph: Graph, x: Tensor, weight: Tensor | None = None, reduce: str = "s
     r"""Aggregates the features of each node's in-neighbours:
     :math:`y_i = \mathrm{reduce}_{e: j \to i} \, w_e \, x_j`.
 
-    Runs as GAR or GAS (fuseGNN, Chen et al., ICCAD 2020), as :mod:`gnnfast.selector` decides. Differentiable twice in ``x`` and
+    Runs as GAR or GAS (fuseGNN, Chen et al., ICCAD 2020; :mod:`gnnfast.dispatch.select` decides). Differentiable twice in ``x`` and
     ``weight``. Nodes without in-edges get 0.
 
     Args:

@@ -45,8 +45,7 @@ def make_gat_conv(original: FunctionType) -> Callable[..., Any]:
             _check(known, module, pair, edge_index, edge_attr, size, return_attention_weights)
             graph, looped = _graph(module, pair, edge_index)
             # Made before PyG's own parts run, so that nothing of a layer runs twice.
-            grad = torch.is_grad_enabled()
-            graph.args(csc=grad)
+            graph.args(csc=torch.is_grad_enabled())
         except Unsupported as error:
             ran(place, "in parts", str(error))  # which say themselves how they ran
             return NotImplemented

@@ -306,3 +306,15 @@ def test_a_replaced_gcn_norm_sees_nothing_shared(device, monkeypatch):
     monkeypatch.setattr(gcn_conv, "gcn_norm", doubled)
     outs = [layer(x, edge_index) for _ in range(4)]
     assert all(relative_error(out, outs[0]) < 1e-6 for out in outs[1:])
+
+
+def test_gcn_norm_runs_as_often_as_in_pyg(device, monkeypatch):
+    from torch_geometric.nn.conv import sg_conv
+
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    weight = torch.rand(edge_index.shape[1], device=device, requires_grad=True)
+    original, calls = sg_conv.gcn_norm, []
+    monkeypatch.setattr(sg_conv, "gcn_norm", lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs))
+    nn.SGConv(F, 5, K=1).to(device)(x, edge_index, weight)
+    assert len(calls) == 1
