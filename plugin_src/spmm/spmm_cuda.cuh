@@ -1,11 +1,8 @@
-// CUDA SpMM over CSR. TPR lanes hold VEC features each (16-byte loads) of one row and gather from one edge at a time; 32 / TPR
-// such groups fill a warp. The schedule has three kinds of work items (after the degree bins of Accel-GCN, Xie et al., ICCAD
-// 2023): long rows and pieces of them get a block of 8 warps, others a warp, whose groups take the edges in turn, and rows of
-// at most 32 edges a single group, so that a warp has several of them. Column ids and scalar weights are read once by the lanes
-// and passed by shuffle; 4 gathers a lane are in flight. Partial results are combined by shuffle and through shared
-// memory and stored once: no memset, no atomics. Pieces of rows too long for a block go to a workspace, which a second, small
-// kernel combines. Every order of additions is fixed by the graph and the slab, so results vary neither from run to run nor
-// with the order of the schedule.
+// CUDA SpMM over CSR, after the degree bins of Accel-GCN (Xie et al., ICCAD 2023): common/walk.cuh goes over the work items,
+// and here is the reducer. TPR lanes hold VEC features each (16-byte loads) of one row and gather from one edge at a time.
+// Column ids and scalar weights are read once by the lanes and passed by shuffle; 4 gathers a lane are in flight. Partial
+// results are combined by shuffle and through shared memory and stored once: no memset, no atomics. Pieces of rows too long for
+// a block go to a workspace, which a second, small kernel combines.
 //
 // Slabs: blockIdx.y counts slabs of features, and blocks start in the order of blockIdx.x, so that the device works on one slab
 // at a time and more of its X stays in L2, for the price of reading the indices once a slab (slab_bytes).
@@ -15,8 +12,8 @@
 
 #include <limits>
 
-#include "common/launch.cuh"
 #include "common/vec.cuh"
+#include "common/walk.cuh"
 #include "spmm_args.h"
 
 namespace gnnfast {
@@ -46,8 +43,6 @@ __device__ inline void take_max(A& best, int32_t& aux, A v, int32_t aux_v) {
   }
   if (better) best = v;
 }
-
-constexpr int kMostShortRows = 8;  // short rows a warp takes, one for each group of lanes after another
 
 // Workspace of the pieces: acc_t [num_pieces, F] and, for max and min, int32 [num_pieces, F].
 struct Pieces {
@@ -79,10 +74,33 @@ __device__ inline int sum_many(A (&v)[N], int t) {
   return first;
 }
 
+// Values, and for some maxima what take_max keeps beside them.
+template <class A, int VEC, bool AUX>
+struct Reduced {
+  A acc[VEC];
+  int32_t aux[VEC];
+
+  template <int OP>
+  __device__ void take(int i, A v, int32_t aux_v) {
+    take_max<OP>(acc[i], aux[i], v, aux_v);
+  }
+};
+template <class A, int VEC>
+struct Reduced<A, VEC, false> {
+  A acc[VEC];
+
+  template <int OP>
+  __device__ void take(int i, A v, int32_t) {
+    int32_t none = 0;
+    take_max<OP>(acc[i], none, v, 0);
+  }
+};
+
 // The part of a row's reduction that one lane holds: VEC features of the edges that its group takes.
 template <class T, int OP, int W, int VEC, int TPR>
 struct Partial {
   using A = acc_t<T>;
+  static constexpr int kTpr = TPR;
   static constexpr bool kNeedsId = (W != kNone) || OP == kSumWhereFirst || OP == kSumAndDot;
   // Edges whose gathers are in flight together, and registers of column ids a lane, so that a batch has as many for each group.
   static constexpr int kFlight = OP == kSumWhereEqual || OP == kSumWhereFirst || W == kPerElement ? 2 : 4;
@@ -92,17 +110,22 @@ struct Partial {
   // enough gathers a batch to hide it, and the registers are better spent on them (reddit-size, F = 128: 6.8 against 7.4 ms).
   static constexpr bool kReadAhead = TPR < kWarp;
 
+  static constexpr bool kAux = OP == kMaxFirst || OP == kMaxCount;
+  using State = Reduced<A, VEC, kAux>;
+
   const SpmmArgs& p;
+  const Pieces& pieces;
   const int lane, t;
   const int64_t f, head;
   const bool active, first_slab;
   const char* x;
   const uint32_t row_bytes;
-  A acc[VEC], self[VEC];
-  int32_t aux[VEC];
+  State now;
+  A self[VEC];
 
-  __device__ Partial(const SpmmArgs& p, int lane, int64_t f, bool active, bool first_slab)
+  __device__ Partial(const SpmmArgs& p, const Pieces& pieces, int lane, int64_t f, bool active, bool first_slab)
       : p(p),
+        pieces(pieces),
         lane(lane),
         t(lane % TPR),
         f(f),
@@ -117,9 +140,9 @@ struct Partial {
   __device__ void start(int row, int begin) {
 #pragma unroll
     for (int i = 0; i < VEC; ++i) {
-      acc[i] = is_max(OP) ? -std::numeric_limits<A>::infinity() : A{0};
+      now.acc[i] = is_max(OP) ? -std::numeric_limits<A>::infinity() : A{0};
       self[i] = 0;
-      aux[i] = OP == kMaxFirst ? begin : 0;
+      if constexpr (kAux) now.aux[i] = OP == kMaxFirst ? begin : 0;
     }
     if constexpr (OP == kSumWhereEqual || OP == kSumAndDot)
       load_vector<VEC>(self, static_cast<const T*>(p.self) + int64_t{row} * p.width + f);
@@ -146,44 +169,6 @@ struct Partial {
     }
   };
 
-  // Takes the slots [begin, end), which LANES lanes share: their groups take every (LANES / TPR)-th slot. Items of one warp can
-  // differ in length; `longest` is the length of the longest.
-  template <int LANES>
-  __device__ void walk(int begin, int end, int longest) {
-    constexpr int G = LANES / TPR, kBatch = LANES * kColumns, kSteps = TPR * kColumns;
-    const int group = lane % LANES / TPR;
-    Edges now, next;
-    if (kReadAhead) now.template read<LANES>(*this, begin, end);
-    for (int base = 0; base < longest; base += kBatch) {
-      if (!kReadAhead) now.template read<LANES>(*this, begin + base, end);
-      if (kReadAhead && base + kBatch < longest) next.template read<LANES>(*this, begin + base + kBatch, end);
-      const int count = end - begin - base;
-      const bool whole = LANES == kWarp ? count >= kBatch : __all_sync(kAllLanes, count >= kBatch);
-#pragma unroll 1
-      for (int j = 0; j < kSteps; j += kFlight) {
-        if (!whole && base + j * G >= longest) break;
-        if (kHot && whole)
-          take<LANES, true>(j, group, count, begin + base, now);
-        else
-          take<LANES, false>(j, group, count, begin + base, now);
-      }
-      if (kReadAhead) now = next;
-    }
-  }
-
-  // What the lane that read edge k of the batch holds of it. With several registers a lane, edge c of a step is in register c /
-  // TPR, or in one before it if k was moved to the last edge.
-  template <int LANES, class V>
-  __device__ V from_lane(const V (&held)[kColumns], int k, int c) const {
-    V found = __shfl_sync(kAllLanes, held[0], k, LANES);
-#pragma unroll
-    for (int u = 1; u <= c / TPR && u < kColumns; ++u) {
-      const V other = __shfl_sync(kAllLanes, held[u], k, LANES);
-      if (k / LANES == u) found = other;
-    }
-    return found;
-  }
-
   // The group's edges j .. j + kFlight - 1 of a batch of `count`. `WHOLE`: all exist, so that no load needs a check.
   template <int LANES, bool WHOLE>
   __device__ void take(int j, int group, int count, int first_slot, const Edges& edges) {
@@ -197,9 +182,9 @@ struct Partial {
     for (int c = 0; c < kFlight; ++c) {
       // An edge that does not exist is read as the last one that does, so that loads need no branch; what is read is not used.
       const int wanted = (j + c) * G + group, k = WHOLE ? wanted : max(min(wanted, count - 1), 0);
-      uint64_t row = static_cast<uint32_t>(from_lane<LANES>(edges.col, k, c));
-      if constexpr (W == kPerHead || W == kPerElement || OP == kSumWhereFirst) edge[c] = from_lane<LANES>(edges.id, k, c);
-      weight[c] = W == kScalar ? from_lane<LANES>(edges.w, k, c) : A{1};
+      uint64_t row = static_cast<uint32_t>(from_lane<LANES, TPR>(edges.col, k, c));
+      if constexpr (W == kPerHead || W == kPerElement || OP == kSumWhereFirst) edge[c] = from_lane<LANES, TPR>(edges.id, k, c);
+      weight[c] = W == kScalar ? from_lane<LANES, TPR>(edges.w, k, c) : A{1};
       v[c].load(reinterpret_cast<const T*>(x + row * row_bytes));
       if constexpr (W == kPerHead)
         weight[c] = to_acc(__ldg(static_cast<const T*>(p.weight) + int64_t{edge[c]} * p.heads + head));
@@ -214,17 +199,17 @@ struct Partial {
       for (int i = 0; i < VEC; ++i) {
         const A e = v[c].get(i), we = W == kPerElement ? full[c].get(i) : weight[c];
         if constexpr (OP == kSum || OP == kSumAndDot) {
-          if (exists(c)) acc[i] = W == kNone ? acc[i] + e : acc[i] + we * e;
+          if (exists(c)) now.acc[i] = W == kNone ? now.acc[i] + e : now.acc[i] + we * e;
           if (OP == kSumAndDot) dot[c] += self[i] * e;
         } else if constexpr (is_max(OP)) {
           const A message = W == kNone ? e : round_to<T>(we * e);
           if (exists(c))
-            take_max<OP>(acc[i], aux[i], p.negate ? -message : message, OP == kMaxFirst ? first_slot + (j + c) * G + group : 1);
+            now.template take<OP>(i, p.negate ? -message : message, OP == kMaxFirst ? first_slot + (j + c) * G + group : 1);
         } else if constexpr (OP == kSumWhereEqual) {
           const A message = W == kNone ? self[i] : round_to<T>(we * self[i]);
-          if (exists(c)) acc[i] += share_of_best(message, value[c].get(i), W == kNone ? e : we * e);
+          if (exists(c)) now.acc[i] += share_of_best(message, value[c].get(i), W == kNone ? e : we * e);
         } else {
-          if (exists(c) && arg[c][i] == edge[c]) acc[i] += W == kNone ? e : we * e;
+          if (exists(c) && arg[c][i] == edge[c]) now.acc[i] += W == kNone ? e : we * e;
         }
       }
       if (OP == kSumAndDot && !active) dot[c] = 0;  // the lane repeats the features of another
@@ -251,23 +236,17 @@ struct Partial {
     *at = from_acc<T>(first_slab ? dot : to_acc(*at) + dot);
   }
 
-  __device__ void merge(int i, A other, int32_t other_aux) {
-    if constexpr (is_max(OP))
-      take_max<OP>(acc[i], aux[i], other, other_aux);
-    else
-      acc[i] += other;
-  }
+  __device__ State& state() { return now; }
 
-  // Combines the groups that shared an item.
-  template <int LANES>
-  __device__ void merge_groups() {
+  __device__ void merge(const State& other) {
 #pragma unroll
-    for (int o = TPR; o < LANES; o <<= 1) {
-#pragma unroll
-      for (int i = 0; i < VEC; ++i) {
-        const A other = __shfl_xor_sync(kAllLanes, acc[i], o);
-        merge(i, other, is_max(OP) && OP != kMax ? __shfl_xor_sync(kAllLanes, aux[i], o) : 0);
-      }
+    for (int i = 0; i < VEC; ++i) {
+      if constexpr (kAux)
+        now.template take<OP>(i, other.acc[i], other.aux[i]);
+      else if constexpr (is_max(OP))
+        now.template take<OP>(i, other.acc[i], 0);
+      else
+        now.acc[i] += other.acc[i];
     }
   }
 
@@ -276,26 +255,43 @@ struct Partial {
     if constexpr (is_max(OP)) {
 #pragma unroll
       for (int i = 0; i < VEC; ++i) {
-        acc[i] = degree == 0 ? static_cast<A>(p.empty) : p.negate ? -acc[i] : acc[i];
-        if constexpr (OP != kMax) {
-          int32_t value = degree == 0 && OP == kMaxFirst ? -1 : aux[i];
+        now.acc[i] = degree == 0 ? static_cast<A>(p.empty) : p.negate ? -now.acc[i] : now.acc[i];
+        if constexpr (kAux) {
+          int32_t value = degree == 0 && OP == kMaxFirst ? -1 : now.aux[i];
           if (OP == kMaxFirst && value >= 0 && p.a.perm) value = p.a.perm[value];
-          if (OP == kMaxCount) value = max(value, 1) + (p.count_zero && acc[i] == 0);
+          if (OP == kMaxCount) value = max(value, 1) + (p.count_zero && now.acc[i] == 0);
           p.aux[row * p.width + f + i] = value;
         }
       }
     } else {
       if (p.mean && degree > 0) {
 #pragma unroll
-        for (int i = 0; i < VEC; ++i) acc[i] /= static_cast<A>(degree);
+        for (int i = 0; i < VEC; ++i) now.acc[i] /= static_cast<A>(degree);
       }
       if (OP == kSum && p.scale) {
         const A scale = static_cast<A>(__ldg(p.scale + row));
 #pragma unroll
-        for (int i = 0; i < VEC; ++i) acc[i] *= scale;
+        for (int i = 0; i < VEC; ++i) now.acc[i] *= scale;
       }
     }
-    store_vector<VEC>(static_cast<T*>(p.out) + row * p.width + f, acc);
+    store_vector<VEC>(static_cast<T*>(p.out) + row * p.width + f, now.acc);
+  }
+
+  __device__ void store_piece(int64_t piece) {
+    const int64_t at = piece * p.width + f;
+#pragma unroll
+    for (int i = 0; i < VEC; ++i) {
+      static_cast<A*>(pieces.value)[at + i] = now.acc[i];
+      if constexpr (kAux) pieces.aux[at + i] = now.aux[i];
+    }
+  }
+
+  // One feature of what store_piece has stored.
+  __device__ State load_piece(int64_t piece) const {
+    State found;
+    found.acc[0] = static_cast<const A*>(pieces.value)[piece * p.width + f];
+    if constexpr (kAux) found.aux[0] = pieces.aux[piece * p.width + f];
+    return found;
   }
 };
 
@@ -308,129 +304,20 @@ constexpr int kResident = sizeof(T) == 8                                        
 template <class T, int OP, int W, int VEC, int TPR>
 __global__ void __launch_bounds__(kBlock, kResident<T, OP, W, TPR>)
     spmm_kernel(const SpmmArgs p, const Pieces pieces, int slab_lanes, int first_slab, int short_rows) {
-  using A = acc_t<T>;
-  constexpr int kWarps = kBlock / kWarp, kShared = kWarps * TPR * VEC;
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, t = lane % TPR;
+  const int lane = threadIdx.x % kWarp, t = lane % TPR;
   // Lanes without features of their own repeat the last ones, so that no load needs a check, and store nothing.
   const int64_t wanted = (int64_t{blockIdx.y + first_slab} * slab_lanes + t) * VEC;
   const bool active = t < slab_lanes && wanted < p.width;
   const int64_t f = active ? wanted : min((int64_t{blockIdx.y + first_slab} + 1) * slab_lanes * VEC, p.width) - VEC;
-  const int4* items = reinterpret_cast<const int4*>(p.a.schedule);
-  Partial<T, OP, W, VEC, TPR> mine(p, lane, f, active, first_slab == 0);
-
-  const int4 counts = count_items(p.a);
-  const bool for_block = blockIdx.x < p.a.num_block_items;
-  const int64_t warp_id = (int64_t{blockIdx.x} - p.a.num_block_items) * kWarps + warp;
-  if (for_block || warp_id < p.a.num_warp_items) {
-    if (for_block ? blockIdx.x >= counts.z : warp_id >= counts.w) return;
-    const int4 item = __ldg(items + (for_block ? blockIdx.x : counts.z + warp_id));
-    int begin = item.y, end = item.z;
-    if (for_block) {  // an equal, contiguous share for each warp, in whole batches if it is more than one
-      const int even = (end - begin + kWarps - 1) / kWarps, unit = even > kWarp ? kWarp : kWarp / kWarps;
-      const int share = (even + unit - 1) / unit * unit;
-      begin = min(begin + warp * share, end);
-      end = min(begin + share, end);
-    }
-    mine.start(item.x, begin);
-    mine.template walk<kWarp>(begin, end, end - begin);
-    mine.template merge_groups<kWarp>();
-    if (!for_block) {
-      if (lane < TPR && active) mine.store_row(item.x, item.z - item.y);
-      return;
-    }
-    __shared__ A shared_acc[kShared];
-    __shared__ int32_t shared_aux[is_max(OP) && OP != kMax ? kShared : 1];
-    if (lane < TPR) {
-#pragma unroll
-      for (int i = 0; i < VEC; ++i) {
-        shared_acc[(warp * VEC + i) * TPR + t] = mine.acc[i];
-        if (is_max(OP) && OP != kMax) shared_aux[(warp * VEC + i) * TPR + t] = mine.aux[i];
-      }
-    }
-    __syncthreads();
-    if (threadIdx.x >= TPR || !active) return;
-    for (int other = 1; other < kWarps; ++other) {
-#pragma unroll
-      for (int i = 0; i < VEC; ++i) {
-        const int at = (other * VEC + i) * TPR + t;
-        mine.merge(i, shared_acc[at], is_max(OP) && OP != kMax ? shared_aux[at] : 0);
-      }
-    }
-    if (blockIdx.x >= count_items(p.a).y) return mine.store_row(item.x, item.z - item.y);
-    const int64_t at = int64_t{blockIdx.x} * p.width + f;
-#pragma unroll
-    for (int i = 0; i < VEC; ++i) {
-      static_cast<A*>(pieces.value)[at + i] = mine.acc[i];
-      if (is_max(OP) && OP != kMax) pieces.aux[at + i] = mine.aux[i];
-    }
-    return;
-  }
-
-  const int64_t warp_blocks = (p.a.num_warp_items + kWarps - 1) / kWarps * kWarps;
-  if (warp_id < warp_blocks) return;
-  int64_t id = counts.z + counts.w + (warp_id - warp_blocks) * short_rows;
-  const int64_t last = min(id + short_rows, int64_t{counts.x});
-  auto item_at = [&](int64_t own) { return own < last ? __ldg(items + own) : make_int4(0, 0, 0, 0); };
-  int4 next = item_at(id + lane / TPR);
-  for (; id < last; id += kWarp / TPR) {
-    const int64_t own = id + lane / TPR;
-    const int4 item = next;
-    next = item_at(own + kWarp / TPR);
-    const int degree = item.z - item.y;
-    mine.start(item.x, item.y);
-    mine.template walk<TPR>(item.y, item.z, TPR == kWarp ? degree : __reduce_max_sync(kAllLanes, degree));
-    if (own < last && active) mine.store_row(item.x, degree);
-  }
+  Partial<T, OP, W, VEC, TPR> mine(p, pieces, lane, f, active, first_slab == 0);
+  walk_items(mine, p.a, short_rows);
 }
 
-// A block per 8 pieces. For each row that begins among them its warps share the row's pieces, so that a row of very many pieces
-// is not added up by one warp alone; the order is fixed.
 template <class T, int OP>
 __global__ void __launch_bounds__(kBlock) combine_kernel(const SpmmArgs p, const Pieces pieces) {
-  using A = acc_t<T>;
-  constexpr int kWarps = kBlock / kWarp;
-  __shared__ A shared_acc[kWarps][kWarp];
-  __shared__ int32_t shared_aux[kWarps][kWarp];
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int4* items = reinterpret_cast<const int4*>(p.a.schedule);
-  const int64_t begin = int64_t{blockIdx.x} * kWarps, end = min(begin + kWarps, int64_t{count_items(p.a).y});
-  for (int64_t first = begin; first < end; ++first) {
-    const int4 item = __ldg(items + first);
-    if (item.w <= 0) continue;
-    const int64_t degree = __ldg(items + first + item.w - 1).z - item.y;
-    const int sharers = min(item.w, kWarps);
-    for (int64_t f0 = 0; f0 < p.width; f0 += kWarp) {
-      const int64_t f = f0 + lane;
-      A acc[1] = {is_max(OP) ? -std::numeric_limits<A>::infinity() : A{0}};
-      int32_t aux[1] = {OP == kMaxFirst ? std::numeric_limits<int32_t>::max() : 0};
-      if (f < p.width && warp < sharers) {
-#pragma unroll 4
-        for (int64_t piece = first + warp; piece < first + item.w; piece += kWarps) {
-          const A other = static_cast<const A*>(pieces.value)[piece * p.width + f];
-          if constexpr (is_max(OP))
-            take_max<OP>(acc[0], aux[0], other, OP == kMax ? 0 : pieces.aux[piece * p.width + f]);
-          else
-            acc[0] += other;
-        }
-      }
-      shared_acc[warp][lane] = acc[0];
-      shared_aux[warp][lane] = aux[0];
-      __syncthreads();
-      if (warp == 0 && f < p.width) {
-        for (int other = 1; other < sharers; ++other) {
-          if constexpr (is_max(OP))
-            take_max<OP>(acc[0], aux[0], shared_acc[other][lane], shared_aux[other][lane]);
-          else
-            acc[0] += shared_acc[other][lane];
-        }
-        Partial<T, OP, kNone, 1, kWarp> row(p, lane, f, true, true);
-        row.acc[0] = acc[0];
-        row.aux[0] = aux[0];
-        row.store_row(item.x, degree);
-      }
-      __syncthreads();
-    }
-  }
+  using R = Partial<T, OP, kNone, 1, kWarp>;
+  auto make = [&](int64_t f) { return R(p, pieces, threadIdx.x % kWarp, f, true, true); };
+  combine_items<R>(p.a, p.width, make, [&](const R& row, int64_t piece) { return row.load_piece(piece); });
 }
 
 // Features, in bytes, that one pass over the edges covers. Of rows of whole cache lines 256 bytes: half of the lanes then
@@ -445,21 +332,13 @@ inline int64_t slab_bytes(const SpmmArgs& p, int64_t row_bytes) {
 
 template <class T, int OP, int W, int VEC, int TPR>
 void launch_spmm(const SpmmArgs& p, const Pieces& pieces, int slab_lanes, cudaStream_t stream) {
-  constexpr int kWarps = kBlock / kWarp;
-  const int64_t num_short = p.a.num_items - p.a.num_block_items - p.a.num_warp_items;
-  // A small graph is spread over the device: its time is that of a chain of loads, so no warp should take several; and a warp
-  // of long short rows that starts last should not take much longer than the others (arxiv-size, F = 128: 0.13 -> 0.11 ms).
-  constexpr int kFewest = kWarp / TPR < kMostShortRows ? kWarp / TPR : kMostShortRows, kManyWarps = 65536;
-  int short_rows = kMostShortRows;
-  while (short_rows > kFewest && num_short < int64_t{kManyWarps} * short_rows) short_rows /= 2;
-  const int64_t warps = (num_short + short_rows - 1) / short_rows;
-  const int64_t blocks = p.a.num_block_items + (p.a.num_warp_items + kWarps - 1) / kWarps + (warps + kWarps - 1) / kWarps;
+  const ItemGrid items = item_grid<TPR>(p.a);
   const int64_t per_slab = int64_t{slab_lanes} * VEC, slabs = (p.width + per_slab - 1) / per_slab;
   // Dot products are added up over the slabs, so those come one after the other.
   const unsigned at_once = OP == kSumAndDot ? 1 : static_cast<unsigned>(slabs);
   for (int slab = 0; slab < slabs; slab += at_once) {
-    const dim3 grid(static_cast<unsigned>(blocks), at_once);
-    spmm_kernel<T, OP, W, VEC, TPR><<<grid, kBlock, 0, stream>>>(p, pieces, slab_lanes, slab, short_rows);
+    const dim3 grid(items.blocks, at_once);
+    spmm_kernel<T, OP, W, VEC, TPR><<<grid, kBlock, 0, stream>>>(p, pieces, slab_lanes, slab, items.short_rows);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
   if (p.a.num_pieces > 0) {
