@@ -26,8 +26,10 @@ CALL_SETTINGS = (
     "sample",
     "sample_width",
     "sample_rescale",
+    "dropout",
     "strict",
 )
+DROPOUTS = ("kernel", "framework")
 LOG_LEVELS = ("off", "info", "debug")
 
 
@@ -97,6 +99,9 @@ class Settings:
     with ``bucket`` and ``fastrand`` in inference, with ``random`` also in training. ``sample_rescale`` has sums multiplied by what
     makes up for the edges left out. ``kernel="sampled"`` samples graphs too that are otherwise left alone for their low average
     degree.
+
+    ``dropout`` of attention coefficients is drawn inside the kernels with ``kernel``, from torch's generator but other masks for a
+    seed than the framework's, or with ``framework`` as the framework draws it, at the price of memory and time per edge.
     """
 
     enabled: bool = _setting(True, "GNNFAST", "0 or 1", _flag)
@@ -109,6 +114,7 @@ class Settings:
     sample: str = _setting("off", "GNNFAST_SAMPLE", *_one_of("off", *STRATEGIES))
     sample_width: int | None = _setting(None, "GNNFAST_SAMPLE_WIDTH", "an integer of at least 1", _count)
     sample_rescale: bool = _setting(True, "GNNFAST_SAMPLE_RESCALE", "0 or 1", _flag)
+    dropout: str = _setting("kernel", "GNNFAST_DROPOUT", *_one_of(*DROPOUTS))
     cache_mb: int | None = _setting(None, "GNNFAST_CACHE_MB", "an integer of at least 0", _natural)
     strict: bool = _setting(False, "GNNFAST_STRICT", "0 or 1", _flag)
     log: str = _setting("off", "GNNFAST_LOG", *_one_of(*LOG_LEVELS))
@@ -177,8 +183,8 @@ def override(**changes: Any) -> Iterator[Settings]:
     """Use other settings inside a ``with`` block, in this thread only.
 
     Accepts the fields of :class:`Settings` that act on a call: ``kernel``, ``degree_threshold``, ``feature_density_threshold``,
-    ``schedule``, ``autotune``, ``sample``, ``sample_width``, ``sample_rescale``, ``strict``. To switch gnnfast on and off use
-    :func:`gnnfast.enable` and :func:`gnnfast.disable`.
+    ``schedule``, ``autotune``, ``sample``, ``sample_width``, ``sample_rescale``, ``dropout``, ``strict``. To switch gnnfast
+    on and off use :func:`gnnfast.enable` and :func:`gnnfast.disable`.
 
     Raises:
         TypeError: a name is no such setting.

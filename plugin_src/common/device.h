@@ -10,6 +10,10 @@ struct SpmmArgs;
 struct SpmmCooArgs;
 struct SddmmArgs;
 struct EdgeSoftmaxArgs;
+struct AttentionArgs;
+struct AttentionRowsArgs;
+struct AttentionKeepArgs;
+struct PairArgs;
 struct SampledArgs;
 struct DrawArgs;
 struct SparseFeaturesArgs;
@@ -20,6 +24,11 @@ struct Cpu {
   static void spmm_coo(const SpmmCooArgs& args, const Tensor& x);
   static void sddmm(const SddmmArgs& args, const Tensor& a);
   static void edge_softmax(const EdgeSoftmaxArgs& args, const Tensor& ref);
+  static void attention(const AttentionArgs& args, const Tensor& x);
+  static void attention_rows(const AttentionRowsArgs& args, const Tensor& x);
+  static void attention_keep(const AttentionKeepArgs& args, const Tensor& seed);
+  static void pair_attention(const PairArgs& args, const Tensor& ref);
+  static int64_t most_pair_features(const Tensor& ref, int64_t features);  // of a head; negative: any number
   static void spmm_sampled(const SampledArgs& args, const Tensor& x);
   static void draw(const DrawArgs& args, const Tensor& rowptr);
   static void sparse_features(const SparseFeaturesArgs& args, const Tensor& ref);
@@ -31,6 +40,11 @@ struct Cuda {
   static void spmm_coo(const SpmmCooArgs& args, const Tensor& x);
   static void sddmm(const SddmmArgs& args, const Tensor& a);
   static void edge_softmax(const EdgeSoftmaxArgs& args, const Tensor& ref);
+  static void attention(const AttentionArgs& args, const Tensor& x);
+  static void attention_rows(const AttentionRowsArgs& args, const Tensor& x);
+  static void attention_keep(const AttentionKeepArgs& args, const Tensor& seed);
+  static void pair_attention(const PairArgs& args, const Tensor& ref);
+  static int64_t most_pair_features(const Tensor& ref, int64_t features);  // of a head; negative: any number
   static void spmm_sampled(const SampledArgs& args, const Tensor& x);
   static void draw(const DrawArgs& args, const Tensor& rowptr);
   static void sparse_features(const SparseFeaturesArgs& args, const Tensor& ref);

@@ -1,0 +1,80 @@
+"""Attention with additive scores as one op. Contract and citations: ``plugin_src/attention/attention_args.h``.
+
+``attention(graph, dst [M, H], src [N, H], x [N, F], slope, dropout, seed [1] int64 | None, train) -> out [M, F], positive, stats``:
+the last two are for the backward pass, and empty without ``train``. ``attention_keep(seed, E, H, dropout) -> [E, H] bool``: what
+the dropout of ``seed`` keeps, edges in the user's order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnfast.ops.edge_softmax import EDGE_SOFTMAX
+from gnnfast.ops.spmm import GRAPH_ARGS, SPMM, Formula, call, register, rows_of, run, swap
+
+_ops = torch.ops.gnnfast
+MOST_DROP_HEADS = 32  # kMostDropHeads in plugin_src/attention/random.h
+
+
+@torch.library.register_fake("gnnfast::attention")
+def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    dst, _, x, *_, train = args[GRAPH_ARGS:]
+    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    kept = rows_of(args) if train else 0
+    return x.new_empty(rows_of(args), x.shape[1]), x.new_empty(kept, x.shape[1]), x.new_empty(kept, dst.shape[1], 4, dtype=wide)
+
+
+@torch.library.register_fake("gnnfast::attention_backward")
+def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    src, x, _, _, _, grad, *_ = args[GRAPH_ARGS:]
+    return src.new_empty(grad.shape[0], src.shape[1]), torch.empty_like(src), torch.empty_like(x)
+
+
+@torch.library.register_fake("gnnfast::attention_keep")
+def _(seed: Tensor, num_edges: int, heads: int, dropout: float) -> Tensor:
+    return seed.new_empty(num_edges, heads, dtype=torch.bool)
+
+
+def _keep(
+    ctx: Any, needs: Any, output: Any, dst: Tensor, src: Tensor, x: Tensor, slope: float, dropout: float, seed: Any, train: bool
+) -> tuple[Any, ...]:
+    ctx.slope, ctx.dropout, ctx.train = slope, dropout, train
+    return *output, dst, src, x, seed
+
+
+def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tuple[Any, ...]:
+    out, positive, stats, dst, src, x, seed = kept
+    if not ctx.train:
+        raise RuntimeError("gnnfast: attention was called with train=False, which keeps nothing for a gradient; pass train=True")
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        found = _composed(graph, (dst, src, x), needs, grad, ctx.slope, ctx.dropout, seed)
+    else:
+        given = src, x, out, positive, stats, grad, ctx.slope, ctx.dropout, seed
+        found = run(_ops.attention_backward.default, *swap(graph), *given)
+    return *(t if need else None for t, need in zip(found, needs)), None, None, None, None
+
+
+def _composed(graph: Any, leaves: Any, needs: Any, grad: Tensor, slope: float, dropout: float, seed: Any) -> list[Any]:
+    """The same by ops that can be differentiated once more."""
+    # As inputs of their own: scores may have been computed from x.
+    dst, src, x = leaves = [t.view_as(t) for t in leaves]
+    prob = call(EDGE_SOFTMAX, True, graph, None, dst, src, slope)
+    if seed is not None:
+        prob = prob * kept_scale(seed, prob, dropout)
+    out = call(SPMM, True, graph, prob, None, x, False, None)
+    wanted = [t for t, need in zip(leaves, needs) if need]
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+    return [next(found) if need else None for need in needs[:3]]
+
+
+def kept_scale(seed: Tensor, prob: Tensor, dropout: float) -> Tensor:
+    """What coefficients ``[E, H]`` are multiplied by where ``seed`` draws the dropout: 0, or what makes up for that."""
+    with torch.no_grad():
+        kept = max(int((1 - dropout) * 65536 + 0.5), 1)
+        return _ops.attention_keep(seed, *prob.shape, dropout).to(prob.dtype) * (65536 / kept)
+
+
+ATTENTION = register(Formula(_ops.attention.default, _keep, _backward, hides=True))

@@ -1,0 +1,221 @@
+// CPU attention: the coefficients of some edges of a row side by side in a buffer, so that the exponentials are vectors, and
+// then a walk over these edges for a block of features in registers.
+#include "attention_cpu_kernel.h"
+
+#include <limits>
+
+#include "common/simd.h"
+#include "random.h"
+
+namespace gnnfast::GNNFAST_ISA {
+namespace {
+
+constexpr int kPrefetch = 8;  // edges ahead
+
+template <class T>
+struct Attend {
+  using A = acc_t<T>;
+  const AttentionArgs& p;
+  const int64_t heads;
+  const A slope, scale;
+  const uint32_t kept;
+  A *share, *positive;           // [kAttentionTile, H]: coefficients of edges, and those of positive score
+  A *acc, *positive_acc;         // [F]
+  A *most, *sum, *positive_sum;  // [H]; backward: `sum` is of p * 1' * D
+  A *tile_sum, *tile_positive;   // [H]: of these edges alone, so that a long row is no long chain of additions
+  const T* own = nullptr;        // [H], of the row
+
+  Attend(const AttentionArgs& args, A* scratch)
+      : p(args),
+        heads(args.heads),
+        slope(static_cast<A>(args.slope)),
+        scale(args.seed ? static_cast<A>(kept_scale(args.dropout)) : A{1}),
+        kept(args.seed ? kept_of_65536(args.dropout) : 0) {
+    share = scratch, positive = share + kAttentionTile * heads;
+    acc = positive + kAttentionTile * heads, positive_acc = acc + p.width;
+    most = positive_acc + p.width, sum = most + heads, positive_sum = sum + heads;
+    tile_sum = positive_sum + heads, tile_positive = tile_sum + heads;
+  }
+
+  // The scores of `count` edges, before their leaky ReLU, into `positive`, and after it, into `share`.
+  void scores(int64_t first, int64_t count) {
+    for (int64_t k = 0; k < count; ++k) {
+      A *s = share + k * heads, *raw = positive + k * heads;
+      if (p.role == kBackward) {
+        const A* other = static_cast<const A*>(p.other) + p.a.col[first + k] * heads * 4;
+        for (int64_t h = 0; h < heads; ++h) {
+          const A v = load(own + h) + other[h * 4];
+          raw[h] = v;
+          s[h] = (v > 0 ? v : slope * v) - other[h * 4 + 1];
+        }
+      } else {
+        const T* other = static_cast<const T*>(p.other) + p.a.col[first + k] * heads;
+        for (int64_t h = 0; h < heads; ++h) {
+          const A v = load(own + h) + load(other + h);
+          raw[h] = v;
+          s[h] = v > 0 ? v : slope * v;
+        }
+      }
+    }
+  }
+
+  void find_most(int64_t count) {
+    for (int64_t k = 0; k < count; ++k)
+      for (int64_t h = 0; h < heads; ++h) most[h] = share[k * heads + h] > most[h] ? share[k * heads + h] : most[h];
+  }
+
+  // From scores to coefficients; forward they are still to be divided by their sum.
+  void coefficients(int64_t first, int64_t count) {
+    const A inf = std::numeric_limits<A>::infinity();
+    if (p.role != kBackward)
+      for (int64_t k = 0; k < count; ++k)
+        for (int64_t h = 0; h < heads; ++h) {
+          const A s = share[k * heads + h];
+          share[k * heads + h] = most[h] == inf ? std::numeric_limits<A>::quiet_NaN() : s == -inf ? s : s - most[h];
+        }
+    exp_all(share, count * heads);
+    for (int64_t h = 0; h < heads; ++h) tile_sum[h] = tile_positive[h] = 0;
+    for (int64_t k = 0; k < count; ++k) {
+      A *s = share + k * heads, *raw = positive + k * heads;
+      if (p.role == kBackward) {
+        const A* other = static_cast<const A*>(p.other) + p.a.col[first + k] * heads * 4;
+        for (int64_t h = 0; h < heads; ++h) {
+          s[h] *= other[h * 4 + 2];
+          tile_sum[h] += s[h] * (raw[h] > 0 ? A{1} : slope) * other[h * 4 + 3];
+        }
+      } else {
+        for (int64_t h = 0; h < heads; ++h) tile_sum[h] += s[h];
+      }
+      if (p.role == kTrain)
+        for (int64_t h = 0; h < heads; ++h) tile_positive[h] += raw[h] > 0 ? s[h] : A{0};
+      if (p.seed) {
+        const int64_t edge = p.a.perm ? p.a.perm[first + k] : first + k;
+        const uint32_t mask =
+            kept_heads(static_cast<uint64_t>(*p.seed), static_cast<uint32_t>(edge), static_cast<int>(heads), kept);
+        for (int64_t h = 0; h < heads; ++h) s[h] *= mask >> h & 1 ? scale : A{0};
+      }
+      for (int64_t h = 0; h < heads; ++h) raw[h] = raw[h] > 0 ? s[h] : A{0};
+    }
+    for (int64_t h = 0; h < heads; ++h) sum[h] += tile_sum[h], positive_sum[h] += tile_positive[h];
+  }
+
+  // Adds the edges' features f0 .. f0 + N L - 1, each vector of which lies within one head.
+  template <int L, int N, bool POSITIVE>
+  void add(int64_t first, int64_t count, int64_t f0) {
+    using V = vec_t<T, L>;
+    const int32_t* col = p.a.col + first;
+    const T* x = static_cast<const T*>(p.x) + f0;
+    const int64_t segment = p.width / heads, last = p.a.num_edges - 1 - first;
+    int64_t head[N];
+    V total[N], some[N];
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) {
+      head[n] = (f0 + n * L) / segment;
+      total[n] = some[n] = V{};
+    }
+    for (int64_t k = 0; k < count; ++k) {
+      const T* source = x + col[k] * p.width;
+      const T* ahead = x + col[k + kPrefetch < last ? k + kPrefetch : last] * p.width;
+#pragma GCC unroll 8
+      for (int n = 0; n < N; n += 64 / static_cast<int>(L * sizeof(T)) + (L * sizeof(T) > 64))
+        __builtin_prefetch(ahead + n * L);
+#pragma GCC unroll 8
+      for (int n = 0; n < N; ++n) {
+        const V v = load_vector<L>(source + n * L);
+        total[n] += share[k * heads + head[n]] * v;
+        if (POSITIVE) some[n] += positive[k * heads + head[n]] * v;
+      }
+    }
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) {
+      store_vector<L>(acc + f0 + n * L, load_vector<L>(acc + f0 + n * L) + total[n]);
+      if (POSITIVE) store_vector<L>(positive_acc + f0 + n * L, load_vector<L>(positive_acc + f0 + n * L) + some[n]);
+    }
+  }
+
+  // All features, in the widest vectors that divide a head.
+  template <int L, bool POSITIVE>
+  void add_all(int64_t first, int64_t count) {
+    if constexpr (L > 1)
+      if (p.width / heads % L) return add_all<L / 2, POSITIVE>(first, count);
+    constexpr int N = POSITIVE ? 4 : 8;
+    int64_t f = 0;
+    for (; f + N * L <= p.width; f += N * L) add<L, N, POSITIVE>(first, count, f);
+    for (; f + 2 * L <= p.width; f += 2 * L) add<L, 2, POSITIVE>(first, count, f);
+    for (; f < p.width; f += L) add<L, 1, POSITIVE>(first, count, f);
+  }
+
+  void run(int64_t row) {
+    const int64_t begin = p.a.rowptr[row], end = p.a.rowptr[row + 1];
+    own = static_cast<const T*>(p.own) + row * heads;
+    for (int64_t f = 0; f < 2 * p.width; ++f) acc[f] = 0;
+    for (int64_t h = 0; h < heads; ++h) most[h] = -std::numeric_limits<A>::infinity(), sum[h] = positive_sum[h] = 0;
+    const bool one = end - begin <= kAttentionTile;
+    auto count = [&](int64_t first) { return end - first < kAttentionTile ? end - first : kAttentionTile; };
+    if (p.role != kBackward)
+      for (int64_t first = begin; first < end; first += kAttentionTile) scores(first, count(first)), find_most(count(first));
+    for (int64_t first = begin; first < end; first += kAttentionTile) {
+      if (!one || p.role == kBackward) scores(first, count(first));
+      coefficients(first, count(first));
+      constexpr int L = kLanes<A>;
+      p.role == kInfer ? add_all<L, false>(first, count(first)) : add_all<L, true>(first, count(first));
+    }
+    write(row, end > begin);
+  }
+
+  void write(int64_t row, bool any) {
+    const int64_t segment = p.width / heads;
+    T* out = static_cast<T*>(p.out) + row * p.width;
+    T* positive_out = static_cast<T*>(p.positive) + row * p.width;
+    for (int64_t h = 0; h < heads; ++h) {
+      const A over = p.role == kBackward ? A{1} : any ? 1 / sum[h] : A{0};
+      for (int64_t f = h * segment; f < (h + 1) * segment; ++f) store(out + f, acc[f] * over);
+      if (p.role == kInfer) continue;
+      for (int64_t f = h * segment; f < (h + 1) * segment; ++f) store(positive_out + f, positive_acc[f] * over);
+      A* stats = static_cast<A*>(p.stats);
+      if (p.role == kBackward) {
+        stats[row * heads + h] = sum[h];
+      } else {
+        stats += (row * heads + h) * 4;
+        stats[0] = load(own + h), stats[1] = any ? most[h] : A{0}, stats[2] = over, stats[3] = positive_sum[h] * over;
+      }
+    }
+  }
+};
+
+}  // namespace
+
+void attention_items(const AttentionArgs& p, DType dtype, int64_t row_begin, int64_t row_end, void* scratch) {
+  dispatch_dtype(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    Attend<T> attend(p, static_cast<acc_t<T>*>(scratch));
+    for (int64_t row = row_begin; row < row_end; ++row) attend.run(row);
+  });
+}
+
+void attention_rows(const AttentionRowsArgs& p, DType dtype, int64_t row_begin, int64_t row_end) {
+  dispatch_dtype(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    using A = acc_t<T>;
+    const int64_t segment = p.width / p.heads;
+    const A slope = static_cast<A>(p.slope);
+    for (int64_t pair = row_begin * p.heads; pair < row_end * p.heads; ++pair) {
+      const T* with = static_cast<const T*>(p.with) + pair * segment;
+      const A all = dot(static_cast<const T*>(p.out) + pair * segment, with, segment);
+      const A some = dot(static_cast<const T*>(p.positive) + pair * segment, with, segment);
+      const A* stats = static_cast<const A*>(p.stats);
+      A grad;
+      if (p.packed) {
+        A* packed = static_cast<A*>(p.packed) + pair * 4;
+        for (int i = 0; i < 3; ++i) packed[i] = stats[pair * 4 + i];
+        packed[3] = all;
+        grad = (1 - slope) * (some - all * stats[pair * 4 + 3]);
+      } else {
+        grad = slope * all + (1 - slope) * some - stats[pair];
+      }
+      store(static_cast<T*>(p.grad) + pair, grad);
+    }
+  });
+}
+
+}  // namespace gnnfast::GNNFAST_ISA
