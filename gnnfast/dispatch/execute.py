@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +24,10 @@ from gnnfast.types import EXTREMA
 from gnnfast.unsupported import Unsupported
 
 if _native.cpu.loaded:
+    from gnnfast.ops.attention import ATTENTION, MOST_DROP_HEADS
     from gnnfast.ops.edge_softmax import EDGE_SOFTMAX
     from gnnfast.ops.layer import Coo, Formats, layer
+    from gnnfast.ops.pair_attention import PAIR_ATTENTION
     from gnnfast.ops.sddmm import SDDMM, SDDMM_COO
     from gnnfast.ops.spmm import call
 
@@ -217,6 +219,91 @@ def softmax(
             ids.check()
         count(graph, place, "edge softmax", "over CSR", 0)
     return call(EDGE_SOFTMAX, needs_grad, args, score, dst, src, slope)  # type: ignore[no-any-return]
+
+
+def attention(
+    graph: Graph,
+    x: Tensor,
+    dst: Tensor,
+    src: Tensor,
+    slope: float,
+    dropout: float = 0.0,
+    *,
+    place: str,
+    training: bool = True,
+    weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """``x [num_src, F]`` of the in-neighbours, weighted by the softmax of the leaky ReLU of ``dst [num_dst, H]`` plus
+    ``src [num_src, H]`` after ``dropout``: ``[num_dst, F]``, and with ``weights`` these coefficients ``[E, H]``."""
+    if weights or not _fuses(dropout, dst.shape[1]):
+        alpha = softmax(graph, None, dst, src, slope, place=place)
+        if dropout:
+            alpha = torch.nn.functional.dropout(alpha, p=dropout, training=True)
+        return aggregate(graph, x, alpha, "sum", place=place, training=training), alpha
+    args, needs_grad, seed = _prepare(graph, place, dropout, x, dst, src)
+    return call(ATTENTION, needs_grad, args, dst, src, x, slope, float(dropout), seed, needs_grad), None
+
+
+def dot_attention(
+    graph: Graph,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    scale: float,
+    dropout: float = 0.0,
+    *,
+    place: str,
+    training: bool = True,
+    weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """``value [num_src, F]`` of the in-neighbours, weighted by the softmax of ``scale`` times ``<query[dst], key[src]>`` per head
+    (``[num_dst, F]``, ``[num_src, F]``) after ``dropout``: ``[num_dst, F]``, and with ``weights`` the coefficients ``[E, H]``
+    before it."""
+    if weights or not _fuses(dropout, heads) or not _holds_a_head(key, heads):
+        alpha = softmax(graph, dot(graph, query, key, heads, place) * scale, place=place)
+        kept = torch.nn.functional.dropout(alpha, p=dropout, training=True) if dropout else alpha
+        return aggregate(graph, value, kept, "sum", place=place, training=training), alpha
+    args, needs_grad, seed = _prepare(graph, place, dropout, query, key, value)
+    return call(PAIR_ATTENTION, needs_grad, args, query, key, value, None, heads, scale, float(dropout), seed, needs_grad), None
+
+
+def gatv2_attention(
+    graph: Graph, query: Tensor, key: Tensor, att: Tensor, heads: int, slope: float, dropout: float = 0.0, *, place: str
+) -> Tensor | None:
+    """``key [num_src, F]`` of the in-neighbours, weighted by the softmax of ``<att, leaky_relu(query[dst] + key[src])>`` per head
+    (``att [F]``, ``query [num_dst, F]``) after ``dropout``: ``[num_dst, F]``. ``None`` where there are no kernels for that."""
+    if not _fuses(dropout, heads) or not _holds_a_head(key, heads):
+        return None
+    args, needs_grad, seed = _prepare(graph, place, dropout, query, key, att)
+    return call(PAIR_ATTENTION, needs_grad, args, query, key, None, att, heads, slope, float(dropout), seed, needs_grad)  # type: ignore[no-any-return]
+
+
+def _fuses(dropout: float, heads: int) -> bool:
+    """Whether nothing asks for coefficients that exist: they are drawn as the framework draws them, sampled or timed."""
+    current = settings()
+    if dropout and (dropout >= 1 or current.dropout == "framework" or heads > MOST_DROP_HEADS):
+        return False
+    return not current.autotune and current.kernel in ("auto", "gar") and not _samples(current)
+
+
+def _holds_a_head(key: Tensor, heads: int) -> bool:
+    """Whether a warp holds the features of one head (most_pair_features in plugin_src/pair_attention)."""
+    features, vector = key.shape[1] // heads, 16 // key.element_size()
+    return not key.is_cuda or features <= 32 * (1 if features % vector else vector)
+
+
+def _prepare(graph: Graph, place: str, dropout: float, *operands: Tensor) -> tuple[tuple[Any, ...], bool, Tensor | None]:
+    """The graph's arguments, whether a gradient is needed, and the seed of the dropout: one that torch's generator gives."""
+    x = operands[0]
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
+    args = graph.args(needs_grad, max(t.shape[1] for t in operands if t.dim() == 2) * x.element_size())
+    seed = torch.empty(1, dtype=torch.int64, device=x.device).random_() if dropout else None
+    if not torch.compiler.is_compiling():
+        if graph.is_cuda:
+            ids.check()
+        count(graph, place, "attention", "over CSR, nothing per edge is kept", x.nbytes)
+    return args, needs_grad, seed
 
 
 def _samples(current: Settings) -> bool:

@@ -1,5 +1,5 @@
-"""Attention without a feature row per edge: GATConv as a whole, the ``message()`` of TransformerConv (a dot product per edge), and
-``torch_geometric.utils.softmax`` over the edges of a graph that is known."""
+"""Attention without a feature row per edge: GATConv, GATv2Conv and TransformerConv as a whole, the ``message()`` of the last (a dot
+product per edge) where another forward calls it, and ``torch_geometric.utils.softmax`` over the edges of a graph that is known."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ import math
 import operator
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gnnfast.cache import Sightings, cache, keep_if_captured
 from gnnfast.config import settings
-from gnnfast.dispatch.execute import aggregate, dot, softmax
+from gnnfast.dispatch import execute
+from gnnfast.dispatch.execute import softmax
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import guards
 from gnnfast.pyg.adjacency import graph_of, key_of
 from gnnfast.pyg.known import replaced_in_attention, replaced_in_softmax
 from gnnfast.pyg.loops import with_self_loops
+from gnnfast.pyg.messages import DOT_ATTENTION, Message
 from gnnfast.pyg.verdict import check_module
 from gnnfast.reporting import ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
@@ -30,30 +32,34 @@ _hooks = operator.itemgetter("_edge_update_forward_pre_hooks", "_edge_update_for
 _OVERRIDES = ("propagate", "edge_updater", "edge_update", "edge_collect")
 
 
-def make_gat_conv(original: FunctionType) -> Callable[..., Any]:
-    """A dispatcher for ``GATConv.forward(x, edge_index, edge_attr, size, return_attention_weights)``."""
+def _make_conv(parts: _Parts) -> Callable[[FunctionType], Callable[..., Any]]:
+    """A dispatcher for the ``forward(x, edge_index, edge_attr, ..., return_attention_weights)`` of a layer."""
 
-    known = class_of(original)
+    def make(original: FunctionType) -> Callable[..., Any]:
+        known = class_of(original)
 
-    def gat_conv(module: Any, x: Any, edge_index: Any, edge_attr: Any, size: Any, return_attention_weights: Any) -> Any:
-        place = f"pyg {type(module).__name__}"
-        if is_first_and_small(module, edge_index):
-            ran(place, "PyG's own", "too small to gain from a graph that is new")
-            return NotImplemented
-        try:
-            pair = x if type(x) is tuple else (x, x)
-            _check(known, module, pair, edge_index, edge_attr, size, return_attention_weights)
-            graph, looped = _graph(module, pair, edge_index)
-            # Made before PyG's own parts run, so that nothing of a layer runs twice.
-            graph.args(csc=torch.is_grad_enabled())
-        except Unsupported as error:
-            ran(place, "in parts", str(error))  # which say themselves how they ran
-            return NotImplemented
-        except (IndexError, ValueError):  # PyG raises its own
-            return NotImplemented
-        return _forward(module, x, pair, graph, looped, edge_attr, return_attention_weights, place)
+        def attention_conv(module: Any, x: Any, edge_index: Any, edge_attr: Any, *rest: Any) -> Any:
+            size, weights = rest if parts.takes_size else (None, *rest)
+            place = f"pyg {type(module).__name__}"
+            if is_first_and_small(module, edge_index):
+                ran(place, "PyG's own", "too small to gain from a graph that is new")
+                return NotImplemented
+            try:
+                pair = x if type(x) is tuple else (x, x)
+                _check(known, parts, module, pair, edge_index, edge_attr, size, weights)
+                graph, looped = _graph(module, pair, edge_index)
+                # Made before PyG's own parts run, so that nothing of a layer runs twice.
+                graph.args(csc=torch.is_grad_enabled())
+            except Unsupported as error:
+                ran(place, "in parts", str(error))  # which say themselves how they ran
+                return NotImplemented
+            except (IndexError, ValueError):  # PyG raises its own
+                return NotImplemented
+            return parts.forward(module, x, pair, graph, looped, edge_attr, weights, place)
 
-    return gat_conv
+        return attention_conv
+
+    return make
 
 
 _sightings = Sightings()
@@ -63,36 +69,51 @@ def is_first_and_small(module: Any, edge_index: Any) -> bool:
     """Whether a layer meets a graph on a GPU for the first time, and it is so small that to convert it costs what kernels save."""
     if type(edge_index) is not Tensor or not edge_index.is_cuda or edge_index.dim() != 2:
         return False
-    if _sightings.again(edge_index, id(module)):
-        return False
+    return not _sightings.again(edge_index, id(module)) and is_small(module, edge_index)
+
+
+def is_small(module: Any, edge_index: Tensor) -> bool:
     row_bytes = module.heads * module.out_channels * 4
     return cannot_win(edge_index.shape[-1], row_bytes, torch.is_grad_enabled(), settings())
 
 
-def _check(known: Any, module: Any, pair: Any, edge_index: Any, edge_attr: Any, size: Any, weights: Any) -> None:
+class _Parts(NamedTuple):
+    """What is peculiar to a layer: what its message is, a parameter of the dtype of the others, those of its linear layers of which
+    one row must be there, how it goes on, and whether its ``forward`` takes a ``size``."""
+
+    message: Any
+    parameter: str | None
+    linears: tuple[tuple[str, ...], ...]
+    forward: Callable[..., Any]
+    takes_size: bool = False
+    serves_weights: bool = False
+    serves_edge_features: bool = False
+
+
+def _check(known: Any, parts: _Parts, module: Any, pair: Any, edge_index: Any, edge_attr: Any, size: Any, weights: Any) -> None:
     """Raises Unsupported if the layer is not what PyG wrote, or kernels do not take its operands."""
     reason = guards.context()
     own, cls = module.__dict__, type(module)
-    if reason or len(pair) != 2 or size is not None or weights not in (None, True):
+    if reason or len(pair) != 2 or size is not None or weights not in ((None, True) if parts.serves_weights else (None,)):
         raise Unsupported(reason or "an argument is not served")
     if cls is not known or not own.keys().isdisjoint(_OVERRIDES):
         raise Unsupported("a method is another than the layer's")
     verdict = check_module(module)
-    if verdict.message != ("x", "alpha", "unsqueeze", False) or verdict.reduce != "sum" or verdict.update is not None:
+    if verdict.message != parts.message or verdict.reduce != "sum" or verdict.update is not None:
         raise Unsupported("the layer aggregates something else")
     if any(_hooks(own)) or not is_dispatched(cls.propagate):
         raise Unsupported("hooks are registered on the layer")
     reason = replaced_in_attention(known)
     if reason:
         raise Unsupported(reason)
-    att = own["_parameters"].get("att_src")
-    for name, t in (("x", pair[0]), ("x", pair[1]), ("att_src", att)):
+    like = pair[0] if parts.parameter is None else own["_parameters"].get(parts.parameter)
+    for name, t in (("x", pair[0]), ("x", pair[1]), ("att", like)):
         reason = guards.operand(name, t)
         if reason:
             raise Unsupported(reason)
     if type(edge_index) is not Tensor or edge_index.layout is not torch.strided or edge_index.dtype not in INDEX_DTYPES:
         raise Unsupported(f"edge_index is a {type(edge_index).__name__}")
-    device, dtype = edge_index.device, att.dtype
+    device, dtype = edge_index.device, like.dtype
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or guards.operand("edge_index", edge_index):
         raise Unsupported(f"edge_index has shape {list(edge_index.shape)}")
     if any(t.device != device or t.dtype != dtype or t.dim() != 2 for t in pair) or dtype not in FEATURE_DTYPES:
@@ -100,12 +121,17 @@ def _check(known: Any, module: Any, pair: Any, edge_index: Any, edge_attr: Any, 
     if own["node_dim"] != 0 or own["flow"] != "source_to_target" or torch.is_autocast_enabled(device.type):
         raise Unsupported("an option is not served")
     modules = own["_modules"]
-    if modules.get("lin") is None and None in (modules.get("lin_src"), modules.get("lin_dst")):
+    if not any(all(modules.get(name) is not None for name in names) for names in parts.linears):
         raise Unsupported("linear layers are missing")
-    if type(own["negative_slope"]) not in (int, float) or type(own["dropout"]) not in (int, float) or not 0 <= own["dropout"] <= 1:
+    if type(own.get("negative_slope", 0)) not in (int, float):
         raise Unsupported("an option is not served")
-    if edge_attr is not None:
-        if own["add_self_loops"] or modules.get("lin_edge") is None:
+    if type(own["dropout"]) not in (int, float) or not 0 <= own["dropout"] <= 1:
+        raise Unsupported("an option is not served")
+    edge_layer = modules.get("lin_edge")
+    if edge_attr is not None or (edge_layer is not None and parts.message is DOT_ATTENTION):
+        if not parts.serves_edge_features:
+            raise Unsupported("edge features are added to rows of features")
+        if own["add_self_loops"] or edge_layer is None:
             raise Unsupported("edge features, of self loops that are added or of a layer that takes none")
         if guards.operand("edge_attr", edge_attr) or edge_attr.shape[0] != edge_index.shape[1]:
             raise Unsupported("edge_attr does not fit")
@@ -115,7 +141,7 @@ def _graph(module: Any, pair: tuple[Tensor, Tensor], edge_index: Tensor) -> tupl
     """The graph of a layer and its ``edge_index``, with self loops where the layer adds them: kept with the user's."""
     num_src, num_dst = pair[0].shape[0], pair[1].shape[0]
     looped = edge_index
-    if module.add_self_loops:
+    if getattr(module, "add_self_loops", False):
         nodes = min(num_src, num_dst)
         key = "self loops", nodes
         if guards.capturing(edge_index.device):
@@ -128,7 +154,7 @@ def _graph(module: Any, pair: tuple[Tensor, Tensor], edge_index: Tensor) -> tupl
     return graph_of(looped, num_src, num_dst, True), looped
 
 
-def _forward(
+def _gat(
     module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: Tensor, edge_attr: Any, weights: Any, place: str
 ) -> Any:
     heads, width = module.heads, module.out_channels
@@ -142,23 +168,27 @@ def _forward(
     a_dst = (h_dst.view(-1, heads, width) * module.att_dst).sum(dim=-1)
     rows, sides = (graph.num_src, graph.num_dst), ((h_src, a_src), (h_dst, a_dst))
     fits = all(_is_plain(h, (n, heads * width), pair[0]) and _is_plain(a, (n, heads), pair[0]) for n, (h, a) in zip(rows, sides))
+    alpha = None
     if not fits or edge_attr is not None:  # scores of edges, or what hooks and replaced parts gave: as PyG goes on
         given = looped.clone() if module.add_self_loops else looped
         alpha = module.edge_updater(given, alpha=(a_src, a_dst), edge_attr=edge_attr, size=None)
         x_pair = h_src.view(-1, heads, width), h_dst.view(-1, heads, width)
         out = module.propagate(given, x=x_pair, alpha=alpha, size=None).view(-1, heads * width)
     else:
-        alpha = softmax(graph, None, a_dst, a_src, module.negative_slope, place=place)
-        if module.training and module.dropout > 0:  # the very mask that PyG draws: alpha is in the same order
-            alpha = torch.nn.functional.dropout(alpha, p=module.dropout, training=True)
-        out = aggregate(graph, h_src, alpha, "sum", place=place, training=module.training)
-    if not module.concat:
-        out = out.view(-1, heads, width).mean(dim=1)
-    if res is not None:
-        out = out + res
-    if module.bias is not None:
-        out = out + module.bias
+        out, alpha = execute.attention(
+            graph,
+            h_src,
+            a_dst,
+            a_src,
+            module.negative_slope,
+            _dropout(module),
+            place=place,
+            training=module.training,
+            weights=bool(weights),
+        )
+    out = _finish(module, out, res, alpha is None)
     if weights:
+        assert alpha is not None
         if module.add_self_loops:
             copy = looped.clone()
             cache.add_copy(copy, looped)
@@ -167,8 +197,84 @@ def _forward(
     return out
 
 
+def _gatv2(
+    module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: Tensor, edge_attr: Any, weights: Any, place: str
+) -> Any:
+    heads, width = module.heads, module.out_channels
+    res = None if getattr(module, "res", None) is None else module.res(pair[1])
+    left = module.lin_l(pair[0])
+    right = left if type(x) is not tuple and module.share_weights else module.lin_r(pair[1])
+    shape, att = heads * width, module.att
+    fits = _is_plain(left, (graph.num_src, shape), pair[0]) and _is_plain(right, (graph.num_dst, shape), pair[0])
+    out = None
+    if fits and att.shape == (1, heads, width):
+        out = execute.gatv2_attention(graph, right, left, att.view(-1), heads, module.negative_slope, _dropout(module), place=place)
+    fused = out is not None
+    if out is None:
+        given = looped.clone() if module.add_self_loops else looped
+        both = left.view(-1, heads, width), right.view(-1, heads, width)
+        out = module.propagate(given, x=both, alpha=module.edge_updater(given, x=both, edge_attr=None)).view(-1, shape)
+    return _finish(module, out, res, fused)
+
+
+def _transformer(
+    module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: Tensor, edge_attr: Any, weights: Any, place: str
+) -> Any:
+    heads, width = module.heads, module.out_channels
+    query, key, value = module.lin_query(pair[1]), module.lin_key(pair[0]), module.lin_value(pair[0])
+    shape, rows = heads * width, (graph.num_dst, graph.num_src, graph.num_src)
+    alpha = None
+    if all(_is_plain(t, (n, shape), pair[0]) for n, t in zip(rows, (query, key, value))):
+        out, alpha = execute.dot_attention(
+            graph, query, key, value, heads, 1 / math.sqrt(width), _dropout(module), place=place, training=module.training
+        )
+        fused = alpha is None
+    else:
+        parts = {"query": query, "key": key, "value": value}
+        out = module.propagate(looped, **{name: t.view(-1, heads, width) for name, t in parts.items()}, edge_attr=None)
+        module._alpha, fused = None, False
+    out = _of_heads(module, out, fused and not module.root_weight)
+    if module.root_weight:
+        x_dst = module.lin_skip(pair[1])
+        if module.lin_beta is None:
+            return out + x_dst
+        beta = module.lin_beta(torch.cat([out, x_dst, out - x_dst], dim=-1)).sigmoid()
+        out = beta * x_dst + (1 - beta) * out
+    return out
+
+
+def _dropout(module: Any) -> float:
+    return module.dropout if module.training else 0.0
+
+
+def _of_heads(module: Any, out: Tensor, last: bool) -> Tensor:
+    """Heads side by side or their mean. If this is the ``last`` that is done, users get a copy: they may write into theirs before
+    the backward pass, which needs it."""
+    if not module.concat:
+        return out.view(-1, module.heads, module.out_channels).mean(dim=1)
+    out = out.view(-1, module.heads * module.out_channels)
+    return out.clone() if last else out
+
+
+def _finish(module: Any, out: Tensor, res: Tensor | None, fused: bool) -> Tensor:
+    out = _of_heads(module, out, fused and res is None and module.bias is None)
+    if res is not None:
+        out = out + res
+    return out if module.bias is None else out + module.bias
+
+
 def _is_plain(t: Any, shape: tuple[int, int], like: Tensor) -> bool:
     return type(t) is Tensor and t.shape == shape and t.dtype is like.dtype and t.device == like.device
+
+
+_ALPHA = Message("x", "alpha", "unsqueeze", False)
+make_gat_conv = _make_conv(
+    _Parts(
+        _ALPHA, "att_src", (("lin",), ("lin_src", "lin_dst")), _gat, takes_size=True, serves_weights=True, serves_edge_features=True
+    )
+)
+make_gatv2_conv = _make_conv(_Parts(_ALPHA, "att", (("lin_l", "lin_r"),), _gatv2))
+make_transformer_conv = _make_conv(_Parts(DOT_ATTENTION, None, (("lin_query", "lin_key", "lin_value", "lin_skip"),), _transformer))
 
 
 # ---- TransformerConv ---------------------------------------------------------------------------------------------------------
@@ -198,13 +304,14 @@ def dot_attention(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, 
         graph = graph_of(edge_index, key.shape[0], query.shape[0], True)
         graph.args(csc=torch.is_grad_enabled())
         q, k, v = (t.reshape(t.shape[0], heads * width) for t in (query, key, value))
-        alpha = softmax(graph, dot(graph, q, k, heads, place) / math.sqrt(width), place=place)
+        scale, training = 1 / math.sqrt(width), module.training
+        out, alpha = execute.dot_attention(
+            graph, q, k, v, heads, scale, _dropout(module), place=place, training=training, weights=True
+        )
     except (IndexError, ValueError) as error:  # PyG raises its own
         raise Unsupported(f"invalid input: {error}") from None
     module._alpha = alpha
-    if module.training and module.dropout > 0:
-        alpha = torch.nn.functional.dropout(alpha, p=module.dropout, training=True)
-    return aggregate(graph, v, alpha, "sum", place=place, training=module.training).view(graph.num_dst, heads, width)
+    return out.view(graph.num_dst, heads, width)
 
 
 # ---- softmax -----------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 from gnnfast import reporting
 from gnnfast.patching import Patches, Unknown, fingerprint
 from gnnfast.pyg import known
-from gnnfast.pyg.attention import make_gat_conv, make_softmax
+from gnnfast.pyg.attention import make_gat_conv, make_gatv2_conv, make_softmax, make_transformer_conv
 from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG, make_gin_conv, make_layer, make_linear
 from gnnfast.pyg.loops import make_add_self_loops, make_remove_self_loops
 from gnnfast.pyg.norm import make_gcn_norm, make_normalising
@@ -46,6 +46,13 @@ PATCHES = (
     Patch("torch_geometric.nn.conv.gcn_conv", "gcn_norm", ("13eadb05c985",), make_gcn_norm),
     Patch("torch_geometric.nn.conv.gcn_conv", "GCNConv.forward", ("19639c7f1d56",), make_layer(GCN)),
     Patch("torch_geometric.nn.conv.gat_conv", "GATConv.forward", ("1d60274e9980", "0f8e29270a5a"), make_gat_conv),
+    Patch("torch_geometric.nn.conv.gatv2_conv", "GATv2Conv.forward", ("7a7e1736871b", "2d023744c9ab"), make_gatv2_conv),
+    Patch(
+        "torch_geometric.nn.conv.transformer_conv",
+        "TransformerConv.forward",
+        ("859882cb176f", "cec5b0ba3f3d"),
+        make_transformer_conv,
+    ),
     Patch("torch_geometric.nn.conv.gin_conv", "GINConv.forward", ("23e50bb1714e",), make_gin_conv),
     Patch("torch_geometric.nn.conv.graph_conv", "GraphConv.forward", ("a5a154f3a5b6",), make_layer(GRAPH)),
     Patch("torch_geometric.nn.conv.sage_conv", "SAGEConv.forward", ("5fe530548373",), make_layer(SAGE)),

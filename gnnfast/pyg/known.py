@@ -25,7 +25,8 @@ from gnnfast.patching import is_dispatched
 
 _MP, _BASE, _BASIC = "torch_geometric.nn.conv.message_passing", "torch_geometric.nn.aggr.base", "torch_geometric.nn.aggr.basic"
 _UTILS = "torch_geometric.utils."
-_GAT, _TRANSFORMER = "torch_geometric.nn.conv.gat_conv", "torch_geometric.nn.conv.transformer_conv"
+_GAT, _GATV2 = "torch_geometric.nn.conv.gat_conv", "torch_geometric.nn.conv.gatv2_conv"
+_TRANSFORMER = "torch_geometric.nn.conv.transformer_conv"
 
 # Fingerprints of the source in the releases it was studied in (2.6.0 to 2.8.1), by module and name.
 FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -53,6 +54,7 @@ FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
     (_UTILS + "loop", "add_self_loops"): ("5f60298e16ef",),
     (_UTILS + "_softmax", "softmax"): ("5ecf982d48a1", "55544420bbc1"),
     (_GAT, "GATConv.edge_update"): ("6ae9b216a0b5",),
+    (_GATV2, "GATv2Conv.edge_update"): ("abb0d54e5eec",),
     (_TRANSFORMER, "TransformerConv.message"): ("4d5a63506fac",),
 }
 TRANSFORMER = _TRANSFORMER, "TransformerConv.message"
@@ -80,7 +82,11 @@ _BY_NORM = (
 
 
 # What attention layers look up by name, besides the functions of their own module that ``_IN`` lists.
-_IN = {_GAT: ("softmax", "remove_self_loops", "add_self_loops"), _TRANSFORMER: ("softmax",)}
+_IN = {
+    _GAT: ("softmax", "remove_self_loops", "add_self_loops"),
+    _GATV2: ("softmax", "remove_self_loops", "add_self_loops"),
+    _TRANSFORMER: ("softmax",),
+}
 _BY_SOFTMAX = (
     (_UTILS + "_softmax", "scatter", (_UTILS + "_scatter", "scatter")),
     (_UTILS + "_softmax", "maybe_num_nodes", (_UTILS + "num_nodes", "maybe_num_nodes")),
@@ -188,7 +194,8 @@ def _edge_update(cls: type) -> Watch:
             module = getattr(function, "__module__", "")
             if not module.startswith("torch_geometric.nn.conv.") or not _is_as_written(function, module):
                 return f"{name}()"
-        return "" if is_known(inspect.getattr_static(cls, "edge_update"), _GAT, "GATConv.edge_update") else "edge_update()"
+        update = inspect.getattr_static(cls, "edge_update")
+        return "" if is_known(update, cls.__module__, f"{cls.__name__}.edge_update") else "edge_update()"
 
     return Watch(("edge_update", "edge_updater", "edge_collect"), {}, (), judge)
 
@@ -199,7 +206,7 @@ def replaced_in_attention(cls: type) -> str:
         where = cls.__module__
         if where not in _IN:
             return "the layer's module"
-        replaced = _attention(where).verdict() or (_edge_update(cls).verdict(cls) if where == _GAT else "")
+        replaced = _attention(where).verdict() or (_edge_update(cls).verdict(cls) if where != _TRANSFORMER else "")
     except AttributeError:
         replaced = "a function"
     return f"{replaced} is not the known one" if replaced else ""

@@ -1,0 +1,228 @@
+"""Attention with dot products and with GATv2's scores against softmax and sum edge by edge, and opcheck."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from graphs import GRAPHS, TOLERANCE, many_rows, relative_error
+
+import gnnfast
+from gnnfast import Graph
+from gnnfast.dispatch import execute
+
+_ops = torch.ops.gnnfast
+# Heads and width of one: whole vectors, a padded head, several slabs, one feature.
+SHAPES = [(1, 64), (1, 128), (4, 32), (8, 8), (3, 40), (1, 1), (2, 5), (33, 2), (5, 0)]
+SCORES = ["dot", "gatv2"]
+SLOPE = {"dot": 0.35, "gatv2": 0.2}
+
+
+def _inputs(name, score, heads, width, dtype, device, scale=1.0):
+    edge_index, num_src, num_dst = many_rows() if name == "many_rows" else GRAPHS[name]()
+    edge_index = edge_index.to(device)
+    graph = Graph.from_edge_index(edge_index, (num_src, num_dst))
+    sizes = [(num_dst,), (num_src,), (num_src,) if score == "dot" else ()]
+    made = [torch.randn(*n, heads * width, dtype=torch.float64) for n in sizes]
+    made[0] = made[0] * scale
+    return edge_index, graph, [t.to(dtype).to(device).requires_grad_() for t in made]
+
+
+def _run(graph, score, heads, leaves, dropout=0.0, slope=None):
+    slope = SLOPE[score] if slope is None else slope
+    if score == "dot":
+        return execute.dot_attention(graph, *leaves, heads, slope, dropout, place="test")[0]
+    return execute.gatv2_attention(graph, *leaves, heads, slope, dropout, place="test")
+
+
+def _expected(edge_index, num_dst, score, heads, leaves, keep=None, slope=None):
+    """``[num_dst, F]``, edge by edge in the dtype of the operands."""
+    slope = SLOPE[score] if slope is None else slope
+    (j, i), (query, key, third), width = edge_index, leaves, leaves[1].shape[1] // heads
+    raw = query[i] * key[j] * slope if score == "dot" else torch.nn.functional.leaky_relu(query[i] + key[j], slope) * third
+    s = raw.view(j.numel(), heads, width).sum(-1)
+    index = i[:, None].expand_as(s)
+    most = s.new_full((num_dst, heads), -torch.inf).scatter_reduce(0, index, s.detach(), "amax")
+    share = (s - most[i]).exp()
+    share = share / s.new_zeros(num_dst, heads).index_add(0, i, share)[i]
+    if keep is not None:
+        share = share * keep
+    value = third if score == "dot" else key
+    messages = share[:, :, None] * value[j].view(j.numel(), heads, width)
+    return key.new_zeros(num_dst, key.shape[1]).index_add(0, i, messages.flatten(1))
+
+
+def _close(found, expected, tolerance):
+    return relative_error(found, expected) < tolerance or (found - expected).norm() < 10 * tolerance * (1 + expected.numel()) ** 0.5
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("heads, width", SHAPES)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs_and_shapes(name, heads, width, score, device):
+    edge_index, graph, leaves = _inputs(name, score, heads, width, torch.float64, device)
+    found = _run(graph, score, heads, leaves)
+    expected = _expected(edge_index, graph.num_dst, score, heads, leaves)
+    if found is None:
+        assert device.type == "cuda" and width > 32 and width % 2
+        return
+    assert relative_error(found, expected) < 1e-11
+    with torch.no_grad():
+        assert torch.equal(found, _run(graph, score, heads, leaves))
+    seed = torch.randn_like(found)
+    for f, e in zip(torch.autograd.grad(found, leaves, seed), torch.autograd.grad(expected, leaves, seed)):
+        assert _close(f, e, 1e-10)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_more_rows_than_a_grid(score, device):
+    edge_index, graph, leaves = _inputs("many_rows", score, 2, 4, torch.float32, device)
+    found, expected = _run(graph, score, 2, leaves), _expected(edge_index, graph.num_dst, score, 2, leaves)
+    assert relative_error(found, expected) < 1e-6
+    seed = torch.randn_like(found)
+    for f, e in zip(torch.autograd.grad(found, leaves, seed), torch.autograd.grad(expected, leaves, seed)):
+        assert _close(f, e, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("heads, width", [(4, 16), (1, 128), (2, 40)])
+@pytest.mark.parametrize("name", ["hub", "random"])
+def test_dtypes(name, heads, width, score, dtype, device):
+    edge_index, graph, leaves = _inputs(name, score, heads, width, dtype, device)
+    found, exact = _run(graph, score, heads, leaves), [t.detach().double().requires_grad_() for t in leaves]
+    if found is None:
+        assert device.type == "cuda" and dtype is torch.float64 and width > 64
+        return
+    expected = _expected(edge_index, graph.num_dst, score, heads, exact)
+    assert found.dtype == dtype and relative_error(found, expected) < 2 * TOLERANCE[dtype]
+    seed = torch.randn_like(found)
+    grads = torch.autograd.grad(found, leaves, seed), torch.autograd.grad(expected, exact, seed.double())
+    for f, e in zip(*grads):
+        assert _close(f, e, 20 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("heads, width", [(1, 64), (8, 8), (3, 5)])
+def test_dropout(heads, width, score, device):
+    """What is kept is what attention_keep says, forward, backward and to the second, and comes back with torch's seed."""
+    edge_index, graph, leaves = _inputs("random", score, heads, width, torch.float64, device)
+    torch.manual_seed(5)
+    found = _run(graph, score, heads, leaves, 0.4)
+    torch.manual_seed(5)
+    seed = torch.empty(1, dtype=torch.int64, device=device).random_()
+    kept = _ops.attention_keep(seed, graph.num_edges, heads, 0.4).double() * (65536 / round(0.6 * 65536))
+    expected = _expected(edge_index, graph.num_dst, score, heads, leaves, kept)
+    assert relative_error(found, expected) < 1e-11
+    grads = [torch.autograd.grad(out.sin().sum(), leaves, create_graph=True) for out in (found, expected)]
+    torch.manual_seed(5)
+    again = _run(graph, score, heads, leaves, 0.4)
+    assert torch.equal(again, found)
+    for p, f, e in zip(torch.autograd.grad(again.sin().sum(), leaves), *grads):
+        assert _close(f, e, 1e-10) and _close(p, e, 1e-10)
+    seconds = [torch.autograd.grad(sum(g.cos().sum() for g in pair), leaves) for pair in grads]
+    assert all(_close(f, e, 1e-9) for f, e in zip(*seconds))
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("name", ["random", "isolated", "bipartite", "self_loops_and_duplicates"])
+def test_gradcheck(name, score, device):
+    _, graph, leaves = _inputs(name, score, 2, 3, torch.float64, device)
+
+    def run(query, key, third):
+        key = key.sin()
+        if score == "dot":
+            third = third + key  # one depends on another, as in a layer
+        return _run(graph, score, 2, (query, key, third))
+
+    assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_some_gradients(score, device):
+    for needed in range(8):
+        edge_index, graph, leaves = _inputs("random", score, 2, 8, torch.float64, device)
+        leaves = [t.detach().requires_grad_(bool(needed >> i & 1)) for i, t in enumerate(leaves)]
+        wanted = [t for t in leaves if t.requires_grad]
+        found, expected = _run(graph, score, 2, leaves), _expected(edge_index, graph.num_dst, score, 2, leaves)
+        assert found.requires_grad == bool(wanted) and relative_error(found, expected) < 1e-11
+        for f, e in zip(*(torch.autograd.grad(out.sin().sum(), wanted) if wanted else () for out in (found, expected))):
+            assert _close(f, e, 1e-10)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_extreme_scores(score, device):
+    edge_index, graph, leaves = _inputs("random", score, 2, 8, torch.float32, device, scale=1e4)
+    query, key, _ = leaves
+    some = edge_index[1].bincount(minlength=graph.num_dst) > 0
+    if score == "dot":
+        ones = torch.ones(graph.num_src, 16, device=device, requires_grad=True)
+        found = _run(graph, score, 2, (query, key, ones))
+        assert (found[some] - 1).abs().max() < 1e-6 and not found[~some].any()
+    found = _run(graph, score, 2, leaves)
+    assert found.isfinite().all()
+    assert all(g.isfinite().all() for g in torch.autograd.grad(found.sum(), leaves))
+    small = [t.detach() / 1e4 if t is query else t.detach().clone() for t in leaves]
+    for special in (torch.inf, torch.nan):
+        small[0][edge_index[1, 0], 3] = special
+        found = _run(graph, score, 2, small)
+        expected = _expected(edge_index, graph.num_dst, score, 2, [t.double() for t in small])
+        assert torch.equal(found.isnan(), expected.isnan())
+        assert relative_error(found.nan_to_num(), expected.nan_to_num()) < 1e-5
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_a_long_row_and_from_run_to_run(score, device):
+    edges = 300_003
+    edge_index = torch.stack([torch.arange(edges) % 1000, torch.full((edges,), 5)]).to(device)
+    graph = Graph.from_edge_index(edge_index, (1000, 7))
+    sizes = [(7,), (1000,), (1000,) if score == "dot" else ()]
+    leaves = [torch.randn(*n, 8, device=device, requires_grad=True) for n in sizes]
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    found, expected = _run(graph, score, 2, leaves), _expected(edge_index, 7, score, 2, exact)
+    assert relative_error(found, expected) < 1e-5
+    seed = torch.randn_like(found)
+    first = torch.autograd.grad(found, leaves, seed, retain_graph=True)
+    for f, e in zip(first, torch.autograd.grad(expected, exact, seed.double())):
+        assert _close(f, e, 1e-4)
+    assert all(torch.equal(a, b) for a, b in zip(first, torch.autograd.grad(found, leaves, seed)))
+    assert torch.equal(found, _run(graph, score, 2, leaves))
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_opcheck(dropout, score, device):
+    _, graph, (query, key, third) = _inputs("random", score, 2, 8, torch.float64, device)
+    seed = torch.tensor([3], device=device) if dropout else None
+    operands = (query, key, third, None) if score == "dot" else (query, key, None, third)
+    torch.library.opcheck(_ops.pair_attention.default, (*graph.args(csc=True), *operands, 2, 0.2, dropout, seed, True))
+
+
+def test_arguments_that_do_not_fit(device):
+    _, graph, leaves = _inputs("random", "dot", 2, 8, torch.float32, device)
+    q, k, v = (t.detach() for t in leaves)
+    args, att = graph.args(csc=True), torch.ones(16, device=device)
+    for given, message in (
+        ((q[1:], k, v, None, 2), "query must have size"),
+        ((q, k, v[1:], None, 2), "value must have size"),
+        ((q, k, v, att, 2), "exactly one of att and value"),
+        ((q, k, None, None, 2), "exactly one of att and value"),
+        ((q, k, v, None, 3), "3 heads do not divide the 16 features"),
+        ((q, k, None, att[1:], 2), "att must be contiguous"),
+        ((q, k, None, att.double(), 2), "att must have dtype"),
+        ((q[:, 1:], k, v, None, 2), "query must have size 16"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            _ops.pair_attention(*args, *given, 0.2, 0.0, None, False)
+
+
+def test_what_asks_for_coefficients_gets_them(device):
+    _, graph, leaves = _inputs("random", "dot", 2, 8, torch.float64, device)
+    out, alpha = execute.dot_attention(graph, *leaves, 2, 0.35, place="test", weights=True)
+    assert alpha.shape == (graph.num_edges, 2) and relative_error(out, _run(graph, "dot", 2, leaves)) < 1e-12
+    with gnnfast.override(dropout="framework"):
+        torch.manual_seed(1)
+        first = _run(graph, "dot", 2, leaves, 0.5)
+    torch.manual_seed(1)
+    kept = torch.nn.functional.dropout(alpha, 0.5)
+    assert relative_error(first, execute.aggregate(graph, leaves[2], kept, "sum")) < 1e-12

@@ -1,0 +1,123 @@
+// Checks and allocation of the ops of pair attention, for both devices. The contract is in pair_attention_args.h.
+#pragma once
+
+#include <tuple>
+
+#include "attention/attention.h"
+#include "pair_attention_args.h"
+
+namespace gnnfast {
+
+inline Tensor check_rows(const char* name, const Tensor& t, int64_t rows, const Tensor& key) {
+  check_dtype(name, t, key.scalar_type());
+  check_same_device(name, t, key);
+  Tensor found = check_features(name, t, rows);
+  check_size(name, found, 1, key.size(1));
+  return found;
+}
+
+// Sets what all passes have in common.
+template <class Device>
+PairArgs pair_args(const Tensor& key, int64_t heads, const OptTensor& att, double slope, double dropout,
+                   const OptTensor& seed) {
+  PairArgs args{};
+  args.score = att ? kGatv2 : kScaledDot;
+  args.width = key.size(1);
+  args.heads = heads;
+  args.slope = slope;
+  args.dropout = dropout;
+  GNNFAST_CHECK(heads > 0 && args.width % heads == 0, heads, " heads do not divide the ", args.width, " features");
+  const int64_t features = args.width / heads, most = Device::most_pair_features(key, features);
+  GNNFAST_CHECK(most < 0 || features <= most, features, " features a head are more than the ", most, " that a warp holds");
+  GNNFAST_CHECK(seed.has_value() == (dropout > 0), "dropout needs a seed, and nothing else does");
+  if (seed) {
+    check_same_device("seed", *seed, key);
+    args.seed = check_seed(*seed, heads, dropout);
+  }
+  if (att) {
+    check_dtype("att", *att, key.scalar_type());
+    check_same_device("att", *att, key);
+    GNNFAST_CHECK(att->numel() == args.width && att->is_contiguous(), "att must be contiguous, with a number for each of the ",
+                  args.width, " features, got shape ", shape_str(*att));
+    args.att = att->const_data_ptr();
+  }
+  return args;
+}
+
+// out [M, F] and, with `train`, stats [M, H, 4], else empty. With `att` [F] GATv2, whose values are the keys, else dot
+// products.
+template <class Device>
+std::tuple<Tensor, Tensor> pair_attention(GNNFAST_GRAPH_PARAMS, const Tensor& query_, const Tensor& key_,
+                                          const OptTensor& value_, const OptTensor& att, int64_t heads, double slope,
+                                          double dropout, const OptTensor& seed, bool train) {
+  const Tensor key = check_features("key", key_, -1), query = check_rows("query", query_, rowptr.numel() - 1, key);
+  GNNFAST_CHECK(att.has_value() != value_.has_value(), "exactly one of att and value is needed");
+  const Tensor value = value_ ? check_rows("value", *value_, key.size(0), key) : key;
+  PairArgs args = pair_args<Device>(key, heads, att, slope, dropout, seed);
+  args.a = check_csr(rowptr, col, perm, schedule, layout, key);
+  args.role = kPairForward;
+  args.own = query.const_data_ptr();
+  args.other = key.const_data_ptr();
+  args.with = value.const_data_ptr();
+  Tensor out = make_empty(key, {args.a.num_rows, args.width}, key.scalar_type());
+  Tensor stats = make_empty(key, {train ? args.a.num_rows : 0, heads, 4}, acc_dtype(key.scalar_type()));
+  args.out = out.mutable_data_ptr();
+  args.new_stats = train ? stats.mutable_data_ptr() : nullptr;
+  if (out.numel() > 0) Device::pair_attention(args, key);
+  return {out, stats};
+}
+
+// What queries get: for dot products their gradients, for GATv2 `slopes`. And what keys get, likewise, and the gradient of the
+// values. The first matrix is that of the forward pass, the second its transpose.
+template <class Device>
+std::tuple<Tensor, Tensor, Tensor> pair_attention_backward(const Tensor& rowptr, const Tensor& col, const OptTensor& perm,
+                                                           const OptTensor& schedule, std::vector<int64_t> layout,
+                                                           const Tensor& rowptr_t, const Tensor& col_t, const OptTensor& perm_t,
+                                                           const OptTensor& schedule_t, std::vector<int64_t> layout_t,
+                                                           const Tensor& query_, const Tensor& key_, const OptTensor& value_,
+                                                           const OptTensor& att, const Tensor& out_, const Tensor& stats_,
+                                                           const Tensor& grad_, int64_t heads, double slope, double dropout,
+                                                           const OptTensor& seed) {
+  const Tensor key = check_features("key", key_, rowptr_t.numel() - 1);
+  const Tensor query = check_rows("query", query_, rowptr.numel() - 1, key),
+               grad = check_rows("grad", grad_, query.size(0), key);
+  GNNFAST_CHECK(att.has_value() != value_.has_value(), "exactly one of att and value is needed");
+  const Tensor value = value_ ? check_rows("value", *value_, key.size(0), key) : key, stats = as_contiguous(stats_);
+  check_dtype("stats", stats, acc_dtype(key.scalar_type()));
+  check_same_device("stats", stats, key);
+  GNNFAST_CHECK(stats.numel() == query.size(0) * heads * 4, "stats has shape ", shape_str(stats));
+  PairArgs args = pair_args<Device>(key, heads, att, slope, dropout, seed);
+  const Tensor out = check_rows("out", out_, query.size(0), key);
+  Tensor packed = make_empty(key, {query.size(0), heads, 4}, stats.scalar_type());
+  Tensor none = make_empty(key, {query.size(0), heads}, key.scalar_type());
+  AttentionRowsArgs d{query.size(0), args.width, heads, 1.0};
+  d.out = d.positive = out.const_data_ptr();
+  d.with = grad.const_data_ptr();
+  d.stats = stats.const_data_ptr();
+  d.packed = packed.mutable_data_ptr();
+  d.grad = none.mutable_data_ptr();
+  if (out.numel() > 0) Device::attention_rows(d, key);
+  args.stats = packed.const_data_ptr();
+  auto rows = [&](const Tensor& like) { return make_empty(key, {like.size(0), args.width}, key.scalar_type()); };
+  Tensor to_query = rows(query), to_key = rows(key), to_value = rows(key);
+  args.a = check_csr(rowptr, col, perm, schedule, layout, key);
+  args.role = kPairToRows;
+  args.own = query.const_data_ptr();
+  args.own_with = grad.const_data_ptr();
+  args.other = key.const_data_ptr();
+  args.with = value.const_data_ptr();
+  args.to_own = to_query.mutable_data_ptr();
+  if (to_query.numel() > 0) Device::pair_attention(args, key);
+  args.a = check_csr(rowptr_t, col_t, perm_t, schedule_t, layout_t, key);
+  args.role = kPairToColumns;
+  args.own = key.const_data_ptr();
+  args.own_with = value.const_data_ptr();
+  args.other = query.const_data_ptr();
+  args.with = grad.const_data_ptr();
+  args.to_own = to_key.mutable_data_ptr();
+  args.out = to_value.mutable_data_ptr();
+  if (to_key.numel() > 0) Device::pair_attention(args, key);
+  return {to_query, to_key, to_value};
+}
+
+}  // namespace gnnfast

@@ -1,0 +1,224 @@
+// CPU attention with scores of two feature rows: the scores of some edges of a row side by side in a buffer, so that the
+// exponentials are vectors, and then these edges, whose rows are still in the cache, once more.
+#include "pair_attention_cpu_kernel.h"
+
+#include <limits>
+
+#include "attention/random.h"
+#include "common/simd.h"
+
+namespace gnnfast::GNNFAST_ISA {
+namespace {
+
+constexpr int kPrefetch = 8;  // edges ahead
+
+// L features at a time, which divide those of a head.
+template <class T, int SCORE, int L>
+struct Pair {
+  using A = acc_t<T>;
+  using V = vec_t<T, L>;
+  const PairArgs& p;
+  const int64_t heads, width, segment;
+  const A slope, scale;
+  const uint32_t kept;
+  A *share, *dots;              // [kPairTile, H]
+  A *own, *out, *to;            // [F]
+  A *most, *sum, *rescale;      // [H]
+  const T* own_with = nullptr;  // [F]
+  const A* stats = nullptr;     // [H, 4], of the row
+
+  Pair(const PairArgs& args, A* scratch)
+      : p(args),
+        heads(args.heads),
+        width(args.width),
+        segment(args.width / args.heads),
+        slope(static_cast<A>(args.slope)),
+        scale(args.seed ? static_cast<A>(kept_scale(args.dropout)) : A{1}),
+        kept(args.seed ? kept_of_65536(args.dropout) : 0) {
+    share = scratch, dots = share + kPairTile * heads;
+    own = dots + kPairTile * heads, out = own + width, to = out + width;
+    most = to + width, sum = most + heads, rescale = sum + heads;
+  }
+
+  static A total(const V& v) {
+    A found = 0;
+    for (int l = 0; l < L; ++l) found += v[l];
+    return found;
+  }
+  const T* row_of(const void* from, int64_t column) const { return static_cast<const T*>(from) + column * width; }
+  static V att_of(const PairArgs& p, int64_t f) { return load_vector<L>(static_cast<const T*>(p.att) + f); }
+
+  // Scores into `share` and, backward, products with the gradient into `dots`.
+  void scores(int64_t first, int64_t count) {
+    const int64_t last = p.a.num_edges - 1;
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t slot = first + k, ahead = p.a.col[slot + kPrefetch < last ? slot + kPrefetch : last];
+      const T *other = row_of(p.other, p.a.col[slot]), *with = row_of(p.with, p.a.col[slot]);
+      for (int64_t f = 0; f < width; f += 64 / static_cast<int64_t>(sizeof(T))) {
+        __builtin_prefetch(row_of(p.other, ahead) + f);
+        if (p.with != p.other) __builtin_prefetch(row_of(p.with, ahead) + f);
+      }
+      for (int64_t h = 0, f = 0; h < heads; ++h) {
+        V s{}, d{};
+        for (const int64_t end = (h + 1) * segment; f < end; f += L) {
+          const V mine = load_vector<L>(own + f), theirs = load_vector<L>(other + f);
+          if constexpr (SCORE == kGatv2) {
+            const V raw = mine + theirs;
+            s += att_of(p, f) * (raw > 0 ? raw : slope * raw);
+          } else {
+            s += mine * theirs;
+          }
+          if (p.role != kPairForward) d += load_vector<L>(own_with + f) * load_vector<L>(with + f);
+        }
+        share[k * heads + h] = total(s);
+        if (p.role != kPairForward) dots[k * heads + h] = total(d);
+      }
+    }
+  }
+
+  // From scores to what edges count, in `share`, and to gradients of the scores, in `dots`.
+  void coefficients(int64_t first, int64_t count) {
+    const A inf = std::numeric_limits<A>::infinity();
+    auto of_edge = [&](int64_t k) {
+      return p.role == kPairToRows ? stats : static_cast<const A*>(p.stats) + p.a.col[first + k] * heads * 4;
+    };
+    if (p.role == kPairForward) {
+      for (int64_t h = 0; h < heads; ++h) rescale[h] = most[h];
+      for (int64_t k = 0; k < count; ++k)
+        for (int64_t h = 0; h < heads; ++h) most[h] = share[k * heads + h] > most[h] ? share[k * heads + h] : most[h];
+      bool grown = false;
+      for (int64_t h = 0; h < heads; ++h) {
+        grown |= rescale[h] != most[h] && rescale[h] != -inf;
+        rescale[h] = rescale[h] == most[h] ? A{0} : rescale[h] - most[h];
+      }
+      if (grown) {
+        exp_all(rescale, heads);
+        for (int64_t h = 0; h < heads; ++h) {
+          sum[h] *= rescale[h];
+          for (int64_t f = h * segment; f < (h + 1) * segment; ++f) out[f] *= rescale[h];
+        }
+      }
+    }
+    for (int64_t k = 0; k < count; ++k)
+      for (int64_t h = 0; h < heads; ++h) {
+        A& s = share[k * heads + h];
+        if (p.role != kPairForward)
+          s -= of_edge(k)[h * 4];
+        else if (most[h] == inf)
+          s = std::numeric_limits<A>::quiet_NaN();
+        else if (s != -inf)
+          s -= most[h];
+      }
+    exp_all(share, count * heads);
+    for (int64_t h = 0; h < heads && p.role == kPairForward; ++h) {
+      A of_tile = 0;
+      for (int64_t k = 0; k < count; ++k) of_tile += share[k * heads + h];
+      sum[h] += of_tile;
+    }
+    for (int64_t k = 0; k < count; ++k) {
+      uint32_t mask = ~uint32_t{0};
+      if (p.seed) {
+        const int64_t edge = p.a.perm ? p.a.perm[first + k] : first + k;
+        mask = kept_heads(static_cast<uint64_t>(*p.seed), static_cast<uint32_t>(edge), static_cast<int>(heads), kept);
+      }
+      for (int64_t h = 0; h < heads; ++h) {
+        A &s = share[k * heads + h], &d = dots[k * heads + h];
+        const A keep = p.seed ? (mask >> h & 1 ? scale : A{0}) : A{1};
+        if (p.role == kPairForward) {
+          s *= keep;
+        } else {
+          const A* of = of_edge(k) + h * 4;
+          s *= of[1];
+          d = s * (keep * d - of[3]);
+          s *= keep;
+        }
+      }
+    }
+  }
+
+  // Adds the edges' features f0 .. f0 + N L - 1, each vector of which lies within one head.
+  template <int N>
+  void add(int64_t first, int64_t count, int64_t f0) {
+    int64_t head[N];
+    V values[N], others[N];
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) head[n] = (f0 + n * L) / segment, values[n] = others[n] = V{};
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t column = p.a.col[first + k];
+      const T *other = row_of(p.other, column) + f0, *with = row_of(p.with, column) + f0;
+#pragma GCC unroll 8
+      for (int n = 0; n < N; ++n) {
+        if (p.role != kPairToRows) values[n] += share[k * heads + head[n]] * load_vector<L>(with + n * L);
+        if (p.role != kPairForward) {
+          const V e = load_vector<L>(other + n * L);
+          const A ds = dots[k * heads + head[n]];
+          if constexpr (SCORE == kGatv2)
+            others[n] += load_vector<L>(own + f0 + n * L) + e > 0 ? V{} + ds : V{} + slope * ds;
+          else
+            others[n] += ds * e;
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) {
+      const int64_t f = f0 + n * L;
+      store_vector<L>(out + f, load_vector<L>(out + f) + values[n]);
+      store_vector<L>(to + f, load_vector<L>(to + f) + others[n]);
+    }
+  }
+
+  void run(int64_t row) {
+    const int64_t begin = p.a.rowptr[row], end = p.a.rowptr[row + 1];
+    const T* from = static_cast<const T*>(p.own) + row * width;
+    own_with = static_cast<const T*>(p.own_with) + row * width;
+    stats = static_cast<const A*>(p.stats) + row * heads * 4;
+    for (int64_t f = 0; f < width; ++f) {
+      own[f] = SCORE == kGatv2 ? load(from + f) : slope * load(from + f);
+      out[f] = to[f] = 0;
+    }
+    for (int64_t h = 0; h < heads; ++h) most[h] = -std::numeric_limits<A>::infinity(), sum[h] = 0;
+    for (int64_t first = begin; first < end; first += kPairTile) {
+      const int64_t count = end - first < kPairTile ? end - first : kPairTile;
+      scores(first, count);
+      coefficients(first, count);
+      int64_t f = 0;
+      for (; f + 4 * L <= width; f += 4 * L) add<4>(first, count, f);
+      for (; f < width; f += L) add<1>(first, count, f);
+    }
+    if (p.role != kPairToRows)
+      for (int64_t h = 0; h < heads; ++h) {
+        const A over = p.role != kPairForward ? A{1} : end > begin ? 1 / sum[h] : A{0};
+        T* at = static_cast<T*>(p.out) + row * width;
+        for (int64_t f = h * segment; f < (h + 1) * segment; ++f) store(at + f, out[f] * over);
+        if (!p.new_stats) continue;
+        A* kept_stats = static_cast<A*>(p.new_stats) + (row * heads + h) * 4;
+        kept_stats[0] = end > begin ? most[h] : A{0}, kept_stats[1] = over, kept_stats[2] = kept_stats[3] = 0;
+      }
+    if (p.role != kPairForward) {
+      T* at = static_cast<T*>(p.to_own) + row * width;
+      for (int64_t f = 0; f < width; ++f) store(at + f, SCORE == kGatv2 ? to[f] : slope * to[f]);
+    }
+  }
+};
+
+template <class T, int SCORE, int L>
+void run_rows(const PairArgs& p, int64_t row_begin, int64_t row_end, acc_t<T>* scratch) {
+  if constexpr (L > 1)
+    if (p.width / p.heads % L) return run_rows<T, SCORE, L / 2>(p, row_begin, row_end, scratch);
+  Pair<T, SCORE, L> pair(p, scratch);
+  for (int64_t row = row_begin; row < row_end; ++row) pair.run(row);
+}
+
+}  // namespace
+
+void pair_items(const PairArgs& p, DType dtype, int64_t row_begin, int64_t row_end, void* scratch) {
+  dispatch_dtype(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    acc_t<T>* room = static_cast<acc_t<T>*>(scratch);
+    constexpr int L = kLanes<acc_t<T>>;
+    if (p.score == kGatv2) return run_rows<T, kGatv2, L>(p, row_begin, row_end, room);
+    return run_rows<T, kScaledDot, L>(p, row_begin, row_end, room);
+  });
+}
+
+}  // namespace gnnfast::GNNFAST_ISA

@@ -1,0 +1,306 @@
+// CUDA attention with scores of two feature rows: one walk over the edges forward and two backward. The lanes of a head are
+// neighbours and a power of two of them; those beyond the head's features repeat the last ones and count for nothing.
+//
+// Bytes that must move, per edge: 4 (col), 4 (perm, with dropout) once a slab; two gathers of F * sizeof(T), of which kGatv2
+// needs one alone except to columns; and to columns 16 (stats) a head.
+#pragma once
+
+#include "attention/random.h"
+#include "common/math.cuh"
+#include "common/vec.cuh"
+#include "common/walk.cuh"
+#include "pair_attention_args.h"
+
+namespace gnnfast {
+
+template <class T, int SCORE, int ROLE, int VEC, int TPR>
+struct Pair {
+  using A = acc_t<T>;
+  static constexpr int kTpr = TPR, kFlight = ROLE == kPairForward && SCORE == kGatv2 ? 4 : 2;
+  static constexpr int kColumns = 1;
+  static constexpr bool kReadAhead = TPR < kWarp, kHot = true;
+  static constexpr bool kOneGather = SCORE == kGatv2 && ROLE != kPairToColumns;
+  static constexpr int kTo = ROLE == kPairForward ? 1 : VEC, kOut = ROLE == kPairToRows ? 1 : VEC;
+
+  struct State {
+    A out[kOut], to[kTo];
+    A most, sum;
+
+    // What other edges gave, whose coefficients were computed with another maximum.
+    __device__ void merge(const State& other) {
+      A mine = 1, theirs = 1;
+      if (ROLE == kPairForward) merge_most(most, other.most, mine, theirs);
+      sum = mine * sum + theirs * other.sum;
+#pragma unroll
+      for (int i = 0; i < kOut; ++i) out[i] = mine * out[i] + theirs * other.out[i];
+#pragma unroll
+      for (int i = 0; i < kTo; ++i) to[i] += other.to[i];
+    }
+  };
+
+  const PairArgs& p;
+  const int lane, lanes_of_head;
+  const int64_t f, head;
+  const bool active;
+  A* const pieces;
+  const int64_t offset;  // of the lane's features in a row, in bytes
+  const uint32_t row_bytes, kept;
+  const A slope, scale;
+  A own[VEC], own_with[VEC], att[VEC];
+  A stats[4];
+  State now;
+
+  __device__ Pair(const PairArgs& p, A* pieces, int lane, int lanes_of_head, int64_t f, bool active)
+      : p(p),
+        lane(lane),
+        lanes_of_head(lanes_of_head),
+        f(f),
+        head(f / (p.width / p.heads)),
+        active(active),
+        pieces(pieces),
+        offset(f * static_cast<int64_t>(sizeof(T))),
+        row_bytes(static_cast<uint32_t>(p.width * sizeof(T))),
+        kept(p.seed ? kept_of_65536(p.dropout) : 0),
+        slope(static_cast<A>(p.slope)),
+        scale(p.seed ? static_cast<A>(kept_scale(p.dropout)) : A{1}) {
+#pragma unroll
+    for (int i = 0; i < VEC; ++i) att[i] = SCORE == kGatv2 ? to_acc(__ldg(static_cast<const T*>(p.att) + f + i)) : A{0};
+  }
+
+  __device__ State& state() { return now; }
+  __device__ void merge(const State& other) { now.merge(other); }
+
+  __device__ void start(int row, int) {
+#pragma unroll
+    for (int i = 0; i < kOut; ++i) now.out[i] = 0;
+#pragma unroll
+    for (int i = 0; i < kTo; ++i) now.to[i] = 0;
+    now.most = -INFINITY, now.sum = 0;
+    load_vector<VEC>(own, static_cast<const T*>(p.own) + row * p.width + f);
+#pragma unroll
+    for (int i = 0; i < VEC; ++i)
+      if (SCORE == kScaledDot) own[i] *= slope;
+    if constexpr (ROLE != kPairForward) load_vector<VEC>(own_with, static_cast<const T*>(p.own_with) + row * p.width + f);
+    if constexpr (ROLE == kPairToRows) {
+      load_four(stats, static_cast<const A*>(p.stats) + (row * p.heads + head) * 4);
+    }
+  }
+
+  struct Edges {
+    int col[kColumns];
+    uint32_t keep[kColumns];  // bit h: head h is kept
+
+    template <int LANES>
+    __device__ void read(const Pair& m, int first, int end) {
+      const int slot = first + m.lane % LANES;
+      col[0] = 0, keep[0] = 0;
+      if (slot < end) {
+        col[0] = __ldg(m.p.a.col + slot);
+        if (m.p.seed) {
+          const int id = m.p.a.perm ? __ldg(m.p.a.perm + slot) : slot;
+          keep[0] = kept_heads(__ldg(m.p.seed), id, static_cast<int>(m.p.heads), m.kept);
+        }
+      }
+    }
+  };
+
+  // The sum over the lanes of a head, each of which gets it.
+  template <int N>
+  __device__ void sum_head(A (&v)[N]) const {
+    for (int o = 1; o < lanes_of_head; o <<= 1) {
+#pragma unroll
+      for (int c = 0; c < N; ++c) v[c] += __shfl_xor_sync(kAllLanes, v[c], o);
+    }
+  }
+
+  template <int LANES, bool WHOLE>
+  __device__ void take(int j, int group, int count, int, const Edges& edges) {
+    constexpr int G = LANES / TPR;
+    A s[kFlight], dot[kFlight], four[kFlight][4];
+    Raw<T, VEC> other[kFlight], with[kFlight];
+    bool keep[kFlight];
+    auto exists = [&](int c) { return WHOLE || (j + c) * G + group < count; };
+#pragma unroll
+    for (int c = 0; c < kFlight; ++c) {
+      // An edge that does not exist is read as the last one that does, so that loads need no branch; what is read is not used.
+      const int wanted = (j + c) * G + group, k = WHOLE ? wanted : max(min(wanted, count - 1), 0);
+      const uint64_t col = static_cast<uint32_t>(from_lane<LANES, TPR>(edges.col, k, c));
+      keep[c] = !p.seed || (from_lane<LANES, TPR>(edges.keep, k, c) >> head & 1);
+      const int64_t at = static_cast<int64_t>(col * row_bytes) + offset;
+      other[c].load(reinterpret_cast<const T*>(static_cast<const char*>(p.other) + at));
+      if constexpr (!kOneGather) with[c].load(reinterpret_cast<const T*>(static_cast<const char*>(p.with) + at));
+      if constexpr (ROLE == kPairToColumns) load_four(four[c], static_cast<const A*>(p.stats) + (col * p.heads + head) * 4);
+    }
+    auto value = [&](int c, int i) { return kOneGather ? other[c].get(i) : with[c].get(i); };
+#pragma unroll
+    for (int c = 0; c < kFlight; ++c) {
+      s[c] = dot[c] = 0;
+#pragma unroll
+      for (int i = 0; i < VEC; ++i) {
+        const A e = other[c].get(i), raw = own[i] + e;
+        s[c] += SCORE == kGatv2 ? att[i] * (raw > 0 ? raw : slope * raw) : own[i] * e;
+        if (ROLE != kPairForward) dot[c] += own_with[i] * value(c, i);
+      }
+      if (!active) s[c] = dot[c] = 0;
+    }
+    sum_head(s);
+    if (ROLE != kPairForward) sum_head(dot);
+    if constexpr (ROLE == kPairForward) {
+      A top = now.most;
+#pragma unroll
+      for (int c = 0; c < kFlight; ++c)
+        if (exists(c)) top = max(top, s[c]);
+      if (top > now.most) {
+        const A less = now.most == -INFINITY ? A{0} : fast_exp(now.most - top);
+#pragma unroll
+        for (int i = 0; i < kOut; ++i) now.out[i] *= less;
+        now.sum *= less, now.most = top;
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < kFlight; ++c) {
+      if (!exists(c)) continue;
+      if constexpr (ROLE == kPairForward) {
+        const A share = s[c] == -INFINITY ? A{0} : fast_exp(s[c] - now.most);  // NaN stays, and infinity becomes it
+        now.sum += share;
+        const A kept_share = keep[c] ? share : A{0};
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) now.out[i] += kept_share * value(c, i);
+      } else {
+        const A* of_row = ROLE == kPairToRows ? stats : four[c];
+        const A share = fast_exp(s[c] - of_row[0]) * of_row[1];
+        const A kept_share = keep[c] ? share * scale : A{0};
+        const A ds = kept_share * dot[c] - share * of_row[3];
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) {
+          const A e = other[c].get(i);
+          if constexpr (ROLE == kPairToColumns) now.out[i] += kept_share * value(c, i);
+          now.to[i] += ds * (SCORE == kGatv2 ? (own[i] + e > 0 ? A{1} : slope) : e);
+        }
+      }
+    }
+  }
+
+  __device__ void store_row(int64_t row, int64_t degree) {
+    if constexpr (ROLE == kPairForward) {
+      const A over = degree > 0 ? A{1} / now.sum : A{0};
+#pragma unroll
+      for (int i = 0; i < kOut; ++i) now.out[i] *= over * scale;
+      if (p.new_stats && f % (p.width / p.heads) == 0) {
+        A* at = static_cast<A*>(p.new_stats) + (row * p.heads + head) * 4;
+        at[0] = degree > 0 ? now.most : A{0}, at[1] = over, at[2] = at[3] = 0;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kTo; ++i)
+        if (SCORE == kScaledDot) now.to[i] *= slope;
+      store_vector<VEC>(static_cast<T*>(p.to_own) + row * p.width + f, now.to);
+    }
+    if constexpr (ROLE != kPairToRows) store_vector<VEC>(static_cast<T*>(p.out) + row * p.width + f, now.out);
+  }
+
+  __device__ A* piece_at(int64_t piece) const { return pieces + piece * (2 * p.width + 2 * p.heads); }
+
+  __device__ void store_piece(int64_t piece) {
+    A* at = piece_at(piece);
+#pragma unroll
+    for (int i = 0; i < kOut; ++i) at[f + i] = now.out[i];
+#pragma unroll
+    for (int i = 0; i < kTo; ++i) at[p.width + f + i] = now.to[i];
+    if (f % (p.width / p.heads) != 0) return;
+    at += 2 * p.width + 2 * head;
+    at[0] = now.most, at[1] = now.sum;
+  }
+
+  // One feature of what store_piece has stored.
+  __device__ State load_piece(int64_t piece) const {
+    const A *at = piece_at(piece), *of_head = at + 2 * p.width + 2 * head;
+    State found;
+    found.out[0] = ROLE == kPairToRows ? A{0} : at[f];
+    found.to[0] = ROLE == kPairForward ? A{0} : at[p.width + f];
+    found.most = of_head[0], found.sum = of_head[1];
+    return found;
+  }
+};
+
+// Blocks a multiprocessor should hold: as many as fit without spilling registers.
+template <class T, int SCORE, int ROLE>
+constexpr int kPairs = sizeof(T) == 8         ? 2
+                       : ROLE == kPairForward ? 4
+                                              : 3;
+
+template <class T, int SCORE, int ROLE, int VEC, int TPR>
+__global__ void __launch_bounds__(kBlock, (kPairs<T, SCORE, ROLE>))
+    pair_kernel(const PairArgs p, acc_t<T>* pieces, int lanes_of_head, int short_rows) {
+  // Lanes without features of their own repeat the last ones of a head, so that no load needs a check, and store nothing.
+  const int lane = threadIdx.x % kWarp, t = lane % TPR;
+  const int64_t segment = p.width / p.heads;
+  const int64_t wanted_head = int64_t{blockIdx.y} * (TPR / lanes_of_head) + t / lanes_of_head;
+  const int64_t head = min(wanted_head, p.heads - 1), of_head = int64_t{t % lanes_of_head} * VEC;
+  const bool active = wanted_head < p.heads && of_head < segment;
+  Pair<T, SCORE, ROLE, VEC, TPR> mine(p, pieces, lane, lanes_of_head, head * segment + min(of_head, segment - VEC), active);
+  walk_items(mine, p.a, short_rows);
+}
+
+template <class T, int SCORE, int ROLE>
+__global__ void __launch_bounds__(kBlock) pair_combine_kernel(const PairArgs p, acc_t<T>* pieces) {
+  using R = Pair<T, SCORE, ROLE, 1, kWarp>;
+  auto make = [&](int64_t f) { return R(p, pieces, threadIdx.x % kWarp, 1, f, true); };
+  combine_items<R>(p.a, p.width, make, [&](const R& row, int64_t piece) { return row.load_piece(piece); });
+}
+
+template <class T, int SCORE, int ROLE, int VEC, int TPR>
+void launch_pairs(const PairArgs& p, acc_t<T>* pieces, int lanes_of_head, cudaStream_t stream) {
+  const ItemGrid grid = item_grid<TPR>(p.a);
+  const int64_t at_once = TPR / lanes_of_head;
+  const dim3 blocks(grid.blocks, static_cast<unsigned>((p.heads + at_once - 1) / at_once));
+  pair_kernel<T, SCORE, ROLE, VEC, TPR><<<blocks, kBlock, 0, stream>>>(p, pieces, lanes_of_head, grid.short_rows);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  if (p.a.num_pieces > 0) {
+    pair_combine_kernel<T, SCORE, ROLE><<<blocks_for(p.a.num_pieces * kWarp), kBlock, 0, stream>>>(p, pieces);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+}
+
+// As many heads a slab as 16 lanes hold; more lanes for a head that needs them, or for rows that fill them.
+template <class T, int SCORE, int ROLE, int VEC>
+void launch_pair_lanes(const PairArgs& p, acc_t<T>* pieces, cudaStream_t stream) {
+  int lanes = 1;
+  while (int64_t{lanes} * VEC < p.width / p.heads) lanes *= 2;
+  const int64_t all = lanes * p.heads;
+  if (lanes <= 8 && all <= 8) return launch_pairs<T, SCORE, ROLE, VEC, 8>(p, pieces, lanes, stream);
+  if constexpr (VEC == kVec<T> && sizeof(T) < 8)
+    if (lanes <= 16) return launch_pairs<T, SCORE, ROLE, VEC, 16>(p, pieces, lanes, stream);
+  return launch_pairs<T, SCORE, ROLE, VEC, 32>(p, pieces, lanes, stream);
+}
+
+template <class T, int SCORE, int ROLE>
+void launch_pair_vectors(const PairArgs& p, acc_t<T>* pieces, cudaStream_t stream) {
+  const bool fits =
+      p.width / p.heads % kVec<T> == 0 && aligned16(p.own) && aligned16(p.own_with) && aligned16(p.other) && aligned16(p.with);
+  if (fits) return launch_pair_lanes<T, SCORE, ROLE, kVec<T>>(p, pieces, stream);
+  return launch_pair_lanes<T, SCORE, ROLE, 1>(p, pieces, stream);
+}
+
+template <class T, int SCORE>
+void launch_pair_role(const PairArgs& p, acc_t<T>* pieces, cudaStream_t stream) {
+  switch (p.role) {
+    case kPairForward:
+      return launch_pair_vectors<T, SCORE, kPairForward>(p, pieces, stream);
+    case kPairToRows:
+      return launch_pair_vectors<T, SCORE, kPairToRows>(p, pieces, stream);
+    case kPairToColumns:
+      return launch_pair_vectors<T, SCORE, kPairToColumns>(p, pieces, stream);
+  }
+}
+
+template <class T>
+void launch_pair(const PairArgs& p, acc_t<T>* pieces, cudaStream_t stream) {
+  if (p.score == kScaledDot) return launch_pair_role<T, kScaledDot>(p, pieces, stream);
+  return launch_pair_role<T, kGatv2>(p, pieces, stream);
+}
+
+// One translation unit per dtype (pair_attention_cuda_*.cu), so that they compile in parallel.
+#define GNNFAST_PAIR_EXTERN(PREFIX, T) PREFIX template void launch_pair<T>(const PairArgs&, acc_t<T>*, cudaStream_t);
+
+}  // namespace gnnfast
