@@ -1,9 +1,9 @@
 """GCN normalisation of an edge list in one call. Contract: ``plugin_src/gcn_norm/gcn_norm.h``.
 
 ``gcn_norm_coo(edge_index [2, E], weight [E] | None, num_nodes, fill | None, to_target, dtype) -> edge_index' [2, E + N], weight'
-[E + N]``, int64 and ``dtype``. With ``fill`` each node gets a loop, and shares the weight of its loops among them, so that sums over
-the result are those of PyG, but not means; without, ``edge_index'`` is empty ``[2, 0]``, as the edges stay as they are. There are
-no gradients.
+[E + N]``, int64 and ``dtype``. With ``fill`` each node gets a loop and the weight of its loops is shared among them, so that sums
+over the result are those of PyG, but not means; without, ``edge_index'`` is empty ``[2, 0]``, as the edges stay as they are. There
+are no gradients.
 """
 
 from __future__ import annotations
