@@ -114,7 +114,7 @@ def normalised(
             return None
     elif is_cuda:
         keep_if_captured(found)
-    ran(_PLACE, "remembered", "computed once per graph")
+    ran(_PLACE, "in one operation", "for sums that nobody else sees")
     return (found.edge_index, found.weight, found) if add_self_loops else (edge_index, found, None)
 
 
