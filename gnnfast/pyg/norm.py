@@ -73,10 +73,11 @@ def normalised(
     if type(edge_index) is not Tensor or edge_index.dtype not in INDEX_DTYPES or edge_index.is_inference():
         return None
     shape, is_cuda = edge_index.shape, edge_index.is_cuda
-    if guards.operand("edge_index", edge_index) or len(shape) != 2 or shape[0] != 2 or shape[1] >= MOST_EDGES:
+    if guards.operand("edge_index", edge_index) or len(shape) != 2 or shape[0] != 2 or type(num_nodes) is not int:
         return None
-    # Releases of torch differ in whether they scatter by int32.
-    if type(num_nodes) is not int or num_nodes >= MOST_NODES or not (add_self_loops or edge_index.dtype is torch.int64):
+    if num_nodes >= MOST_NODES or shape[1] + num_nodes >= MOST_EDGES:
+        return None
+    if not add_self_loops and edge_index.dtype is not torch.int64:  # releases of torch differ in whether they scatter by int32
         return None
     keys: tuple[Tensor, ...] = (edge_index,)
     if edge_weight is not None:
