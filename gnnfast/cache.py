@@ -3,10 +3,12 @@
 - Graphs of ``edge_index`` and of sparse matrices (:data:`cache`): by each index tensor as it was (:class:`Seen`), the sizes and the
   direction. Let go with the tensor, or by the budget.
 - Normalised weights (:data:`cache`, :mod:`gnnfast.pyg.norm`): by ``edge_index`` and constant weights as they were, the arguments
-  and what else they depend on (default dtype, deterministic algorithms). Let go likewise.
+  and what else they depend on (default dtype, deterministic algorithms). Let go likewise. For layers that only sum over them
+  and let nobody see them, with the graph of their edges, under a key of their own: their loops are listed otherwise.
 - Measured and compressed features (:data:`cache`, :mod:`gnnfast.features`): by constant features as they were; likewise.
-- Which features a layer has used, and which ``edge_index`` was met before (:class:`Sightings`): by the tensor and its version,
-  layer and use; the last 256. Only says that they are worth looking at, which looks at them as they are then.
+- Which features a layer has used, and which ``edge_index`` was met before, on a CPU by a GIN layer too (:class:`Sightings`): by the
+  tensor and its version, layer and use; the last 256. Only says that they are worth looking at, which looks at them as they are
+  then.
 - An ``edge_index`` without or with all self loops (:data:`cache`, :mod:`gnnfast.pyg.loops`): by the ``edge_index`` as it was, and
   the number of nodes. Users get copies.
 - Weights in slot order (``graph.edge_values``): by graph and constant weights as they were. Let go with the weights; the last 4.

@@ -24,7 +24,9 @@ def _with(record, **changes):
         (SEEN_ONCE, SUM, Settings(degree_threshold=5.0), "gas", "average degree < 5"),
         (_with(SEEN_ONCE, regret=10.0), SUM, Settings(), "gar", "converting pays"),
         (_with(SEEN_ONCE, converted=True), SUM, Settings(), "gar", "CSR exists"),
-        (_with(SEEN_ONCE, device="cpu"), SUM, Settings(), "gar", "on a CPU"),
+        (_with(SEEN_ONCE, device="cpu"), SUM, Settings(), "gar", "costs less than scattering"),
+        (_with(SEEN_ONCE, device="cpu", num_edges=100), SUM, Settings(), "gas", "takes longer than scattering so far"),
+        (_with(SEEN_ONCE, device="cpu", num_edges=100, regret=1.0), SUM, Settings(), "gar", "costs less than scattering"),
         (_with(SEEN_ONCE, has_coo=False), SUM, Settings(kernel="gas"), "gar", "came compressed"),
         (SEEN_ONCE, _with(SUM, reduce="max"), Settings(kernel="gas"), "gar", "gradient of max"),
         (SEEN_ONCE, _with(SUM, reduce="max", needs_grad=False), Settings(), "gas", "cheaper than converting"),
@@ -33,7 +35,8 @@ def _with(record, **changes):
         (SEEN_ONCE, SUM, Settings(kernel="gar"), "gar", "kernel=gar is set"),
     ],
 )
-def test_table(graph, request_, settings, kernel, reason):
+def test_table(graph, request_, settings, kernel, reason, monkeypatch):
+    monkeypatch.setattr("gnnfast.dispatch.select.CONVERT_ON_CPU", 0.025)
     choice = select(graph, request_, settings)
     assert choice.kernel == kernel and reason in choice.reason
 

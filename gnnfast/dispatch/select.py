@@ -89,16 +89,20 @@ def costs(itemsize: int) -> Costs:
 
 
 CONVERTED = Choice("gar", "CSR exists")
-# Bytes of messages up to which a framework's own ops are as fast on a GPU as any kernel: the host decides, and whoever looks at a
-# call first makes it slower. Beside an H200 the break-even of GIN and SAGE is between 60 and 260 MB in training, 30 and 60 in
-# inference (`gnnfast bench host`).
-SMALL_TRAINING, SMALL_INFERENCE = 1 << 27, 1 << 26
+# Bytes of messages up to which a framework's own ops are as fast as any kernel: the host decides, and whoever looks at a call first
+# makes it slower. Beside an H200 the break-even of GIN and SAGE is between 60 and 260 MB in training, 30 and 60 in inference
+# (`gnnfast bench host`).
+SMALL_TRAINING, SMALL_INFERENCE, SMALL_ON_CPU = 1 << 27, 1 << 26, 1 << 19
 
 
-def cannot_win(num_edges: int, row_bytes: int, training: bool, settings: Settings) -> bool:
-    """Whether an aggregation on a GPU is too small to gain from a kernel of gnnfast, and nothing asks for one."""
-    small = num_edges * row_bytes <= (SMALL_TRAINING if training else SMALL_INFERENCE)
-    return small and settings.kernel == "auto" and settings.sample == "off" and not settings.autotune
+# On a CPU, milliseconds by which an element takes longer over COO than over CSR, and that converting a small graph takes the host.
+SCATTER_ON_CPU, CONVERT_ON_CPU = 0.27e-6, 0.025
+
+
+def cannot_win(num_edges: int, row_bytes: int, training: bool, settings: Settings, cuda: bool = True) -> bool:
+    """Whether an aggregation is too small to gain from a kernel of gnnfast, and nothing asks for one."""
+    most = (SMALL_TRAINING if training else SMALL_INFERENCE) if cuda else SMALL_ON_CPU
+    return num_edges * row_bytes <= most and settings.kernel == "auto" and settings.sample == "off" and not settings.autotune
 
 
 def select(graph: Statistics, request: Request, settings: Settings) -> Choice:
@@ -116,7 +120,10 @@ def select(graph: Statistics, request: Request, settings: Settings) -> Choice:
     if graph.capturing:
         return Choice("gas", "a CUDA graph is being captured, and nothing can be converted")
     if graph.device == "cpu":
-        return Choice("gar", "on a CPU converting costs less than one scatter")
+        slower = graph.num_edges * request.width * SCATTER_ON_CPU
+        if graph.regret + slower < CONVERT_ON_CPU:
+            return Choice("gas", "on a CPU converting takes longer than scattering so far", slower, CONVERT_ON_CPU - slower)
+        return Choice("gar", "on a CPU converting costs less than scattering")
     if settings.degree_threshold is not None:
         few = graph.average_degree < settings.degree_threshold
         return Choice(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 from torch import Tensor
 
 from gnnfast.cache import cache
@@ -11,9 +14,21 @@ from gnnfast.types import INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
 
 
+class _Running(threading.local):
+    """``graph`` is that of the edges which the layer that runs now has made, and nobody else sees: its ``edge_index``; ``key``: as
+    :func:`key_of`."""
+
+    graph: Any = None
+
+
+running = _Running()
+
+
 def graph_of(edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) -> Graph:
     """The cached graph of an edge list. Raises Unsupported if it is none."""
-    key = key_of(num_src, num_dst, to_target)
+    own, key = running.graph, key_of(num_src, num_dst, to_target)
+    if own is not None and own.edge_index is edge_index and own.key == key:
+        return own  # type: ignore[no-any-return]
     holder = (edge_index,) if type(edge_index) is Tensor else (edge_index, edge_index.as_tensor())  # type: ignore[attr-defined]
     found = cache.find(holder, key)
     if found is not None:

@@ -16,15 +16,16 @@ import torch
 from torch import Tensor
 
 from gnnfast import features
+from gnnfast.cache import Sightings
 from gnnfast.config import settings
 from gnnfast.dispatch.execute import Linear, aggregate, linear_layer
 from gnnfast.dispatch.select import Layer, cannot_win, linear_first, saves_little
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import guards
-from gnnfast.pyg.adjacency import graph_of
+from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.known import is_linear, replaced_in_tensor
-from gnnfast.pyg.norm import make_normalising, sharing
+from gnnfast.pyg.norm import make_normalising, normalised, sharing
 from gnnfast.pyg.verdict import CALLED, METHODS, check_module, global_hooks, module_hooks, mp_hooks, watch_of
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import FEATURE_DTYPES, LINEAR
@@ -78,6 +79,7 @@ class _Call(NamedTuple):
     hops: int
     copies: bool
     place: str
+    graph: Any = None  # that of edge_index, where it is known
 
 
 def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
@@ -102,10 +104,8 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
             if not first and (call.hops != 1 or _is_watched(weight)):
                 return in_order(module, x, edge_index, *rest)
             if form.normalised:
-                normalised = _normalise(module, call, original)
-                if normalised is None:
-                    return NotImplemented
-                call = call._replace(edge_index=normalised[0], edge_weight=normalised[1])
+                edge_index, weight, graph = _normalise(module, call, original)
+                call = call._replace(edge_index=edge_index, edge_weight=weight, graph=graph)
             out = _in_one(module, call, first)
             if out is None:
                 if not first:
@@ -233,23 +233,27 @@ def _look(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any, weigh
     return _Call(x, x_dst, edge_index, weight, size, parts.lin, root, bias, parts.reduce, parts.hops, copies, parts.verdict.place)
 
 
-def _normalise(module: Any, call: _Call, original: FunctionType) -> tuple[Tensor, Any] | None:
-    """The graph as ``gcn_norm`` gives it to the layer."""
+def _normalise(module: Any, call: _Call, original: FunctionType) -> tuple[Tensor, Any, Any]:
+    """The edges and weights as ``gcn_norm`` gives them to the layer, and their graph if it is known."""
     own = module.__dict__
     if not own.get("normalize", True):
-        return call.edge_index, call.edge_weight
+        return call.edge_index, call.edge_weight, None
     kept = own.get("_cached_edge_index")
     if kept is not None:
-        return kept  # type: ignore[no-any-return]
+        return *kept, None
     gcn_norm, num_nodes = original.__globals__["gcn_norm"], call.x.shape[0]
-    options = (own.get("improved", False), module.add_self_loops, module.flow, call.x.dtype)
+    options = (own.get("improved", False), own["add_self_loops"], own["flow"], call.x.dtype)
     arguments = (call.edge_index, call.edge_weight, num_nodes, *options)
     if own.get("cached"):
         kept = module._cached_edge_index = gcn_norm(*arguments)
-        return kept  # type: ignore[no-any-return]
+        return *kept, None
     if saved_tensors_are_watched() or not is_dispatched(gcn_norm):
-        return gcn_norm(*arguments)  # type: ignore[no-any-return]
-    return sharing(call.edge_index, gcn_norm, *arguments)  # type: ignore[no-any-return]
+        return *gcn_norm(*arguments), None
+    if call.reduce == "sum":
+        made = normalised(*arguments)
+        if made is not None:
+            return made
+    return *sharing(call.edge_index, False, gcn_norm, *arguments), None
 
 
 def _in_one(module: Any, call: _Call, first: bool) -> Tensor | None:
@@ -271,10 +275,12 @@ def _in_one(module: Any, call: _Call, first: bool) -> Tensor | None:
             return None
         if root_weight.shape[0] != lin_weight.shape[0]:
             return None
-    try:
-        graph = graph_of(call.edge_index, x.shape[0], _num_dst(x, x_dst, None), module.flow == "source_to_target")
-    except Unsupported:
-        return None
+    graph = call.graph
+    if graph is None:
+        try:
+            graph = graph_of(call.edge_index, x.shape[0], _num_dst(x, x_dst, None), module.flow == "source_to_target")
+        except Unsupported:
+            return None
     if graph.device != device:
         return None
     if weight is not None:
@@ -295,8 +301,12 @@ def _in_parts(module: Any, call: _Call, kwargs: dict[str, Any], weighted: bool, 
     if weighted:
         kwargs["edge_weight"] = call.edge_weight
     out = _project(module, call.lin, call.x, call.copies)
-    for _ in range(call.hops):
-        out = module.propagate(call.edge_index, x=(out, _placeholder(call.x_dst)) if pair else out, **kwargs)
+    running.graph = call.graph
+    try:
+        for _ in range(call.hops):
+            out = module.propagate(call.edge_index, x=(out, _placeholder(call.x_dst)) if pair else out, **kwargs)
+    finally:
+        running.graph = None
     out = out if call.bias is None else out + call.bias
     return out if call.root is None else out + call.root(call.x_dst)
 
@@ -349,10 +359,11 @@ def _gin(known: Any, module: Any, x: Tensor, edge_index: Any) -> Any:
     """The layer over one graph with as few operations as there can be."""
     if type(edge_index) is not Tensor or edge_index.layout is not _STRIDED or edge_index.dim() != 2 or x.dim() != 2:
         return NotImplemented
-    own = module.__dict__
-    training, row_bytes = torch.is_grad_enabled(), x.shape[-1] * x.element_size()
-    if x.is_cuda and cannot_win(edge_index.shape[-1], row_bytes, training, settings()):
-        return NotImplemented  # at once; propagate says so
+    own, is_cuda = module.__dict__, x.is_cuda
+    training, row_bytes = torch.is_grad_enabled(), x.shape[1] * x.element_size()
+    small = cannot_win(edge_index.shape[1], row_bytes, training, settings(), is_cuda)
+    # On a CPU kernels win from the second step on, if it is over the same graph.
+    small = small and (is_cuda or not (saved_tensors_are_watched() or _met.again(edge_index, id(module))))
     eps = own["_buffers"].get("eps", own["_parameters"].get("eps"))
     if guards.operand("x", x) or x.dtype not in FEATURE_DTYPES:
         return NotImplemented
@@ -366,15 +377,39 @@ def _gin(known: Any, module: Any, x: Tensor, edge_index: Any) -> Any:
         verdict = check_module(module)
         if verdict.update is not None or verdict.message[:2] != ("x", None) or not is_dispatched(type(module).propagate):
             return NotImplemented
-        graph = graph_of(edge_index, x.shape[0], x.shape[0], True)
-        if graph.device != x.device:
-            return NotImplemented
-        # The product with 1 + eps keeps x where eps needs a gradient, in PyG too.
-        how: Any = dict(place=verdict.place, ties="scatter", training=module.training, owner=module, copies=True)
-        out = aggregate(graph, x, None, verdict.reduce, **how)
+        if small and verdict.reduce == "sum":
+            out = _scattered(x, 1 + eps, edge_index, verdict.place)
+        elif small and is_cuda:
+            return NotImplemented  # propagate says so
+        else:
+            graph = graph_of(edge_index, x.shape[0], x.shape[0], True)
+            if graph.device != x.device:
+                return NotImplemented
+            # The product with 1 + eps keeps x where eps needs a gradient, in PyG too.
+            how: Any = dict(place=verdict.place, ties="scatter", training=module.training, owner=module, copies=True)
+            out = aggregate(graph, x, None, verdict.reduce, **how)
+            out = out.addcmul_(x, 1 + eps) if verdict.reduce in LINEAR else torch.addcmul(out, x, 1 + eps)  # a maximum is kept
     except (Unsupported, IndexError, ValueError):  # PyG raises its own
         return NotImplemented
-    return module.nn(torch.addcmul(out, x, 1 + eps))
+    return module.nn(out)
+
+
+_met = Sightings()
+
+
+def _scattered(x: Tensor, scale: Tensor, edge_index: Tensor, place: str) -> Tensor:
+    """The sum over a graph, and ``scale * x``, by the operations with which PyG makes it: on small graphs the host takes longer
+    between these than in them. Raises Unsupported if PyG's own must run."""
+    if edge_index.shape[0] != 2 or edge_index.dtype is not torch.int64 or guards.operand("edge_index", edge_index):
+        raise Unsupported("the edges are not as PyG wants them")
+    src, dst = edge_index.unbind()
+    try:
+        messages = x.index_select(0, src)
+        out = (x * scale).scatter_add_(0, dst.unsqueeze(1).expand_as(messages), messages)
+    except RuntimeError as error:  # PyG raises its own
+        raise Unsupported(str(error)) from None
+    ran(place, "PyG's own", "too small to gain: its operations alone")
+    return out
 
 
 def _pair(x: Any) -> tuple[Any, Any]:

@@ -2,7 +2,8 @@
 
 Layers build a new ``edge_index`` with self loops and new weights in every forward pass. To use the same tensors again saves that
 work and, as they are the same objects, lets the graph cache find their CSR. Whoever can keep what ``gcn_norm`` returns, or write
-into it, gets copies: only a layer whose forward pass lets nobody see it shares what is remembered.
+into it, gets copies: only a layer whose forward pass lets nobody see it shares what is remembered. If it only sums over the graph,
+that is made in one operation (:mod:`gnnfast.ops.gcn_norm`), whose loops are not listed as PyG lists them.
 """
 
 from __future__ import annotations
@@ -17,32 +18,108 @@ import torch
 from torch import Tensor
 
 from gnnfast.cache import cache, is_constant, keep_if_captured
-from gnnfast.graph.checks import saved_tensors_are_watched
+from gnnfast.graph import Graph, ids
+from gnnfast.graph.checks import MOST_EDGES, MOST_NODES, saved_tensors_are_watched
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import guards, known
+from gnnfast.pyg.adjacency import key_of, running
 from gnnfast.pyg.verdict import check_module
 from gnnfast.reporting import ran
+from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
 
 _PLACE = "pyg gcn_norm"
+_ops = torch.ops.gnnfast
 
 
 class _State(threading.local):
-    """``edge_index`` is the one of a layer that may share the result of its next call of ``gcn_norm``."""
+    """``edge_index`` is the one of a layer that may share the result of its next call of ``gcn_norm``; ``sums``: of which it
+    only makes sums."""
 
     edge_index: Any = None
+    sums = False
 
 
 _state = _State()
 
 
-def sharing(edge_index: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a function that normalises ``edge_index`` once and lets nobody see the result, which may then be shared."""
-    _state.edge_index = edge_index
+def sharing(edge_index: Any, sums: bool, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function that normalises ``edge_index`` once and lets nobody see the result, which may then be shared; ``sums``: nor
+    how its loops are listed."""
+    _state.edge_index, _state.sums = edge_index, sums
     try:
         return function(*arguments)
     finally:
-        _state.edge_index = None
+        _state.edge_index = running.graph = None
+
+
+class _Normed(Graph):
+    """A normalised graph in which nodes have loops: ``edge_index`` and ``weight`` are those of its edges."""
+
+    def __init__(self, edge_index: Tensor, weight: Tensor, num_nodes: int, to_target: bool) -> None:
+        super().__init__(num_nodes, num_nodes, weight.shape[0], weight.device)
+        self.edge_index, self.weight, self.key = edge_index, weight, key_of(num_nodes, num_nodes, to_target)
+        first, second = edge_index.unbind()
+        self.edges.coo = (first, second) if to_target else (second, first)
+        self.edges.checked = True  # by the operation
+        self.edges.grew(edge_index.nbytes + weight.nbytes)
+
+
+def normalised(
+    edge_index: Tensor, edge_weight: Any, num_nodes: Any, improved: bool, add_self_loops: bool, flow: str, dtype: Any
+) -> tuple[Tensor, Tensor, Graph | None] | None:
+    """The edges and weights of ``gcn_norm`` for somebody who shares them and only sums over them, remembered, and the graph of the
+    edges where these are new; ``None`` if PyG's own must make them."""
+    if type(edge_index) is not Tensor or edge_index.dtype not in INDEX_DTYPES or edge_index.is_inference():
+        return None
+    shape, is_cuda = edge_index.shape, edge_index.is_cuda
+    if guards.operand("edge_index", edge_index) or len(shape) != 2 or shape[0] != 2 or type(num_nodes) is not int:
+        return None
+    if num_nodes >= MOST_NODES or shape[1] + num_nodes >= MOST_EDGES:
+        return None
+    if not add_self_loops and edge_index.dtype is not torch.int64:  # releases of torch differ in whether they scatter by int32
+        return None
+    keys: tuple[Tensor, ...] = (edge_index,)
+    if edge_weight is not None:
+        if guards.operand("edge_weight", edge_weight) or not is_constant(edge_weight) or edge_weight.shape != shape[1:]:
+            return None
+        if edge_weight.device != edge_index.device or (is_cuda and torch.are_deterministic_algorithms_enabled()):
+            return None
+        keys, dtype = (edge_index, edge_weight), edge_weight.dtype
+    elif dtype is None:
+        dtype = torch.get_default_dtype()
+    if dtype not in FEATURE_DTYPES or flow not in _FLOWS or known.replaced_in_norm():
+        return None
+    key = "gcn_norm for sums", num_nodes, improved, add_self_loops, flow, dtype
+    found = cache.find(keys, key)
+    if found is None:
+        if is_cuda:
+            if guards.capturing(edge_index.device):
+                return None
+            ids.watch(edge_index)
+        # PyG weighs loops by `improved` only where edges have weights.
+        fill = (2.0 if improved and edge_weight is not None else 1.0) if add_self_loops else None
+        to_target = flow == "source_to_target"
+
+        def build() -> Any:
+            made, weight = _ops.gcn_norm_coo.default(edge_index, edge_weight, num_nodes, fill, to_target, dtype)
+            return _Normed(made, weight, num_nodes, to_target) if add_self_loops else weight
+
+        try:
+            if torch.is_inference_mode_enabled():
+                with torch.inference_mode(False):  # else they could not be used in training later
+                    found = cache.get(keys, key, build)
+            else:
+                found = cache.get(keys, key, build)
+        except RuntimeError:  # an id is out of range: PyG raises its own
+            return None
+    elif is_cuda:
+        keep_if_captured(found)
+    ran(_PLACE, "in one operation", "for sums that nobody else sees")
+    return (found.edge_index, found.weight, found) if add_self_loops else (edge_index, found, None)
+
+
+_FLOWS = ("source_to_target", "target_to_source")
 
 
 def make_gcn_norm(original: FunctionType) -> Any:
@@ -53,6 +130,11 @@ def make_gcn_norm(original: FunctionType) -> Any:
     ) -> Any:
         shares, _state.edge_index = _state.edge_index is edge_index, None
         arguments = (num_nodes, improved, add_self_loops, flow, dtype)
+        if shares and _state.sums and not guards.context():
+            made = normalised(edge_index, edge_weight, *arguments)
+            if made is not None:
+                running.graph = made[2]
+                return made[:2]
         if type(edge_index) is not Tensor or edge_index.layout is not torch.strided or guards.context():
             return NotImplemented
         if edge_index.is_inference() or guards.operand("edge_index", edge_index):
@@ -117,26 +199,29 @@ def make_normalising(original: FunctionType) -> Callable[..., Any]:
     cls, position = class_of(original), list(inspect.signature(original).parameters).index("edge_index")
 
     def forward(*arguments: Any) -> Any:
-        if guards.context() or not keeps_to_itself(arguments[0], cls):
-            return NotImplemented
-        if not is_dispatched(original.__globals__.get("gcn_norm")):
+        module = arguments[0]
+        reduce = "" if guards.context() else keeps_to_itself(module, cls)
+        if not reduce or not is_dispatched(original.__globals__.get("gcn_norm")):
             return NotImplemented  # somebody else's would see what is shared
-        return sharing(arguments[position], original, *arguments)
+        # APPNP draws a number for each edge that is listed.
+        sums = reduce == "sum" and not (module.training and module.__dict__.get("dropout"))
+        return sharing(arguments[position], sums, original, *arguments)
 
     return forward
 
 
-def keeps_to_itself(module: Any, cls: type) -> bool:
-    """Whether only PyG's own code sees the normalised graph in a forward pass of a layer of class ``cls``."""
+def keeps_to_itself(module: Any, cls: type) -> str:
+    """How a layer of class ``cls`` reduces, if only PyG's own code sees the normalised graph in its forward pass; else empty."""
     own = module.__dict__
     if type(module) is not cls or own.get("cached") or saved_tensors_are_watched() or not own.keys().isdisjoint(_SEEING):
-        return False
+        return ""
     if not own.get("normalize", True):
-        return False  # the next call of gcn_norm would be somebody else's
+        return ""  # the next call of gcn_norm would be somebody else's
     try:
-        return check_module(module).update is None
+        verdict = check_module(module)
     except Unsupported:
-        return False
+        return ""
+    return "" if verdict.update is not None else verdict.reduce
 
 
 _SEEING = ("propagate", "forward", "message_and_aggregate")

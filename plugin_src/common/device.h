@@ -8,6 +8,7 @@ namespace gnnfast {
 
 struct SpmmArgs;
 struct SpmmCooArgs;
+struct GcnNormArgs;
 struct SddmmArgs;
 struct EdgeSoftmaxArgs;
 struct AttentionArgs;
@@ -22,6 +23,7 @@ struct Cpu {
   static void spmm(const SpmmArgs& args, const Tensor& x);
   static bool can_fuse_dot(const SpmmArgs& args, ScalarType dtype);
   static void spmm_coo(const SpmmCooArgs& args, const Tensor& x);
+  static void gcn_norm(const GcnNormArgs& args, const Tensor& out);
   static void sddmm(const SddmmArgs& args, const Tensor& a);
   static void edge_softmax(const EdgeSoftmaxArgs& args, const Tensor& ref);
   static void attention(const AttentionArgs& args, const Tensor& x);
@@ -38,6 +40,7 @@ struct Cuda {
   static void spmm(const SpmmArgs& args, const Tensor& x);
   static bool can_fuse_dot(const SpmmArgs& args, ScalarType dtype);
   static void spmm_coo(const SpmmCooArgs& args, const Tensor& x);
+  static void gcn_norm(const GcnNormArgs& args, const Tensor& out);
   static void sddmm(const SddmmArgs& args, const Tensor& a);
   static void edge_softmax(const EdgeSoftmaxArgs& args, const Tensor& ref);
   static void attention(const AttentionArgs& args, const Tensor& x);

@@ -1,0 +1,105 @@
+// CUDA GCN normalisation: a kernel over the edges that sums degrees and finds loops by atomics, and one over the edges and the
+// loops to be added that weighs them.
+#include <torch/csrc/stable/library.h>
+
+#include "common/ids.cuh"
+#include "common/launch.cuh"
+#include "common/vec.cuh"
+#include "gcn_norm.h"
+
+namespace gnnfast {
+namespace {
+
+// What the edges say of each node, all 0 to begin with.
+template <class D>
+struct Nodes {
+  D* degree;              // without that of the loops where some are added
+  int32_t *loops, *last;  // loops in the list, and the edge id of the last of them + 1; null where none are added
+};
+
+template <class T, class I, class D>
+__global__ void __launch_bounds__(kBlock) collect_kernel(const GcnNormArgs p, const Nodes<D> nodes, longlong2* complaint) {
+  const int64_t e = int64_t{blockIdx.x} * kBlock + threadIdx.x;
+  if (e >= p.num_edges) return;
+  const int64_t from = static_cast<const I*>(p.edges)[e], to = static_cast<const I*>(p.edges)[p.num_edges + e];
+  const bool good = inside(from, p.num_nodes);
+  if (!good || !inside(to, p.num_nodes)) return complain(complaint, good ? to : from, p.num_nodes);
+  if (p.loops && from == to) {
+    atomicAdd(nodes.loops + from, 1);
+    atomicMax(nodes.last + from, static_cast<int32_t>(e + 1));
+  } else {
+    atomicAdd(nodes.degree + (p.to_target ? to : from),
+              p.weight ? static_cast<D>(to_acc(static_cast<const T*>(p.weight)[e])) : D{1});
+  }
+}
+
+template <class T, class D>
+__device__ inline acc_t<T> loop_of(const GcnNormArgs& p, const Nodes<D>& nodes, int64_t i) {
+  const int32_t last = nodes.last[i];
+  if (last == 0) return static_cast<acc_t<T>>(p.fill);
+  return p.weight ? to_acc(static_cast<const T*>(p.weight)[last - 1]) : acc_t<T>{1};
+}
+
+// That of 0 is 0; that of a negative number NaN.
+template <class T, class D>
+__device__ inline acc_t<T> inverse_root(const GcnNormArgs& p, const Nodes<D>& nodes, int64_t i) {
+  using A = acc_t<T>;
+  const A degree = static_cast<A>(nodes.degree[i]) + (p.loops ? loop_of<T>(p, nodes, i) : A{0});
+  return degree == 0 ? A{0} : 1 / sqrt(degree);
+}
+
+template <class T, class I, class D>
+__global__ void __launch_bounds__(kBlock) weigh_kernel(const GcnNormArgs p, const Nodes<D> nodes, int64_t size) {
+  using A = acc_t<T>;
+  const int64_t e = int64_t{blockIdx.x} * kBlock + threadIdx.x;
+  if (e >= size) return;
+  const bool listed = e < p.num_edges;
+  const int64_t from = listed ? static_cast<int64_t>(static_cast<const I*>(p.edges)[e]) : e - p.num_edges;
+  const int64_t to = listed ? static_cast<int64_t>(static_cast<const I*>(p.edges)[p.num_edges + e]) : from;
+  A w = 0;
+  if (inside(from, p.num_nodes) && inside(to, p.num_nodes)) {
+    if (p.loops && from == to)
+      w = loop_of<T>(p, nodes, from) / static_cast<A>(nodes.loops[from] + 1);
+    else
+      w = p.weight ? to_acc(static_cast<const T*>(p.weight)[e]) : A{1};
+    w = inverse_root<T>(p, nodes, from) * w * inverse_root<T>(p, nodes, to);
+  }
+  static_cast<T*>(p.out)[e] = from_acc<T>(w);
+  if (p.loops) p.out_edges[e] = from, p.out_edges[size + e] = to;
+}
+
+template <class T, class I, class D>
+void normalise(const GcnNormArgs& p, const Tensor& out, cudaStream_t stream) {
+  const int64_t n = p.num_nodes, size = p.loops ? p.num_edges + n : p.num_edges;
+  // Both in one, so that there is one allocation and one memset.
+  const Tensor scratch =
+      make_empty(out, {n * static_cast<int64_t>(sizeof(D) + (p.loops ? 2 * sizeof(int32_t) : 0))}, ScalarType::Byte);
+  auto* degree = static_cast<D*>(scratch.mutable_data_ptr());
+  auto* loops = p.loops ? reinterpret_cast<int32_t*>(degree + n) : nullptr;
+  const Nodes<D> nodes{degree, loops, loops ? loops + n : nullptr};
+  if (n > 0) STD_CUDA_CHECK(cudaMemsetAsync(degree, 0, scratch.numel(), stream));
+  if (p.num_edges > 0) {
+    collect_kernel<T, I, D><<<blocks_for(p.num_edges), kBlock, 0, stream>>>(p, nodes, complaints());
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+  weigh_kernel<T, I, D><<<blocks_for(size), kBlock, 0, stream>>>(p, nodes, size);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+}  // namespace
+
+void Cuda::gcn_norm(const GcnNormArgs& args, const Tensor& out) {
+  const Launch launch(out);
+  dispatch_cuda(dtype_of("weight", out), [&](auto type) {
+    using T = typename decltype(type)::type;
+    auto run = [&](auto index) {
+      using I = typename decltype(index)::type;
+      args.weight ? normalise<T, I, acc_t<T>>(args, out, launch.stream) : normalise<T, I, int32_t>(args, out, launch.stream);
+    };
+    args.index64 ? run(Type<int64_t>{}) : run(Type<int32_t>{});
+  });
+}
+
+STABLE_TORCH_LIBRARY_IMPL(gnnfast, CUDA, m) { m.impl("gcn_norm_coo", TORCH_BOX(&gcn_norm_coo<Cuda>)); }
+
+}  // namespace gnnfast
