@@ -84,7 +84,8 @@ def converts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graphs of these tests would all be left to PyG on a GPU."""
+    """The graphs of these tests would all be left to PyG on a GPU, and to DGL when met for the first time."""
     monkeypatch.setattr("gnnfast.dispatch.select.SMALL_TRAINING", -1)
     monkeypatch.setattr("gnnfast.dispatch.select.SMALL_INFERENCE", -1)
     monkeypatch.setattr("gnnfast.features.TIMES_ON_CUDA", 1)
+    monkeypatch.setattr("gnnfast.dgl.backend.FEW_EDGES", -1)

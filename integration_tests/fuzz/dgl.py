@@ -54,6 +54,9 @@ class Dgl(World):
             "TAGConv": lambda: nn.TAGConv(F, F, 2),
             "SGConv": lambda: nn.SGConv(F, F, k=2, allow_zero_in_degree=True),
             "GATConv": lambda: nn.GATConv(F, 3, 2, allow_zero_in_degree=True),
+            "GATv2Conv": lambda: nn.GATv2Conv(F, 3, 2, allow_zero_in_degree=True),
+            "DotGatConv": lambda: nn.DotGatConv(F, 3, 2, allow_zero_in_degree=True),
+            "AGNNConv": lambda: nn.AGNNConv(allow_zero_in_degree=True),
             "update_all": lambda: None,
         }
         self.name = r.choice([*makers, "update_all", "update_all"])
