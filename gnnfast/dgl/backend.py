@@ -14,8 +14,11 @@ from gnnfast import _native
 from gnnfast.config import settings
 from gnnfast.dgl.structure import known, sized, structure
 from gnnfast.dispatch import execute
+from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.reporting import fell_back
 from gnnfast.types import FEATURE_DTYPES
+
+_OPS = ("copy_lhs", "mul")  # of gspmm
 
 
 def make_gspmm(original: Any) -> Any:
@@ -23,7 +26,8 @@ def make_gspmm(original: Any) -> Any:
 
     @functools.wraps(original)
     def gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
-        reason = _too_early(gidx, lhs_data, rhs_data) or _unsupported(gidx, op, reduce_op, lhs_data, rhs_data)
+        reason = _too_early(gidx, lhs_data, rhs_data) if op in _OPS else ""
+        reason = reason or _unsupported(gidx, op, reduce_op, lhs_data, rhs_data)
         known(gidx).met = True
         if reason:
             fell_back(f"dgl {op}.{reduce_op}", reason)
@@ -39,9 +43,10 @@ def make_gspmm_mean(original: Any) -> Any:
 
     @functools.wraps(original)
     def gspmm(g: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
-        if reduce_op == "mean" and isinstance(lhs_data, Tensor) and op in ("copy_lhs", "mul"):
+        if reduce_op == "mean" and isinstance(lhs_data, Tensor) and op in _OPS:
             lhs, rhs = (lhs_data, rhs_data) if op == "copy_lhs" else reshape_lhs_rhs(lhs_data, rhs_data)
             if not (_too_early(g._graph, lhs, rhs) or _unsupported(g._graph, op, reduce_op, lhs, rhs)):
+                known(g._graph).met = True
                 return _gspmm(g._graph, op, reduce_op, lhs, rhs)
         return original(g, op, reduce_op, lhs_data, rhs_data)
 
@@ -98,7 +103,7 @@ def _too_early(gidx: Any, *operands: Any) -> str:
     """Why a graph is left to DGL this time: it is small and may never be seen again, as one of a mini-batch. Whoever trains sees it
     again, in the backward pass, which costs DGL more."""
     of = known(gidx)
-    if of.met or of.num_etypes != 1 or gidx.number_of_edges(0) > FEW_EDGES:
+    if of.met or of.num_etypes != 1 or gidx.number_of_edges(0) > FEW_EDGES or saved_tensors_are_watched():
         return ""
     if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in operands):
         return ""
@@ -112,7 +117,7 @@ def _too_early(gidx: Any, *operands: Any) -> str:
 
 def _unsupported(gidx: Any, op: str, reduce_op: str, lhs: Any, rhs: Any) -> str:
     """Why an aggregation is left to DGL, if it is."""
-    if op not in ("copy_lhs", "mul"):
+    if op not in _OPS:
         return f"op is {op}"
     if reduce_op not in ("sum", "mean", "max", "min"):
         return f"reduce is {reduce_op}"
