@@ -67,6 +67,11 @@ class Dgl(World):
     def now(self) -> dict[str, Any]:
         return self.graphs[self.at]
 
+    @property
+    def second_derivatives(self) -> bool:
+        """DGL's edge_softmax has wrong ones."""
+        return self.name not in ("GATConv", "GATv2Conv", "DotGatConv", "AGNNConv")
+
     def call(self, x: Tensor) -> Tensor:
         import dgl.function as fn
 
