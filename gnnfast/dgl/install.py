@@ -9,20 +9,23 @@ from types import ModuleType
 from typing import Any
 
 from gnnfast import reporting
-from gnnfast.dgl.backend import make_get_relation_graph, make_gspmm, make_gspmm_mean
+from gnnfast.dgl.backend import make_edge_softmax, make_gsddmm, make_gspmm, make_gspmm_mean
+from gnnfast.dgl.structure import make_get_relation_graph, make_reverse
 from gnnfast.patching import Patches, Unknown, fingerprint
 
 _SPARSE, _SPMM, _INDEX = "dgl.backend.pytorch.sparse", "dgl.ops.spmm", "dgl.heterograph_index"
 
+
+def _held(name: str, ops: str) -> tuple[tuple[str, str], ...]:
+    """Every attribute that holds a function of the backend: ``ops`` is the module of ``dgl.ops`` that calls it."""
+    return ("dgl.backend", name), ("dgl.backend.pytorch", name), (_SPARSE, name), (ops, f"{name}_internal")
+
+
 # (module that defines it, name, fingerprint of the known source, what replaces it, every attribute that holds it)
 PATCHES = (
-    (
-        _SPARSE,
-        "gspmm",
-        ("5142d8130e54",),
-        make_gspmm,
-        (("dgl.backend", "gspmm"), ("dgl.backend.pytorch", "gspmm"), (_SPARSE, "gspmm"), (_SPMM, "gspmm_internal")),
-    ),
+    (_SPARSE, "gspmm", ("5142d8130e54",), make_gspmm, _held("gspmm", _SPMM)),
+    (_SPARSE, "gsddmm", ("6f2a80dd4215",), make_gsddmm, _held("gsddmm", "dgl.ops.sddmm")),
+    (_SPARSE, "edge_softmax", ("18c75e0afa58",), make_edge_softmax, _held("edge_softmax", "dgl.ops.edge_softmax")),
     (_SPMM, "gspmm", ("5ad73bce9915",), make_gspmm_mean, (("dgl.ops", "gspmm"), (_SPMM, "gspmm"))),
     (
         _INDEX,
@@ -31,6 +34,7 @@ PATCHES = (
         make_get_relation_graph,
         ((_INDEX, "HeteroGraphIndex.get_relation_graph"),),
     ),
+    (_INDEX, "HeteroGraphIndex.reverse", ("3028204f33ff",), make_reverse, ((_INDEX, "HeteroGraphIndex.reverse"),)),
 )
 MODULES = ("dgl",)
 

@@ -194,6 +194,9 @@ def dot(graph: Graph, a: Tensor, b: Tensor, heads: int, place: str) -> Tensor:
         return call(SDDMM, needs_grad, graph.args(csc=needs_grad), a, b, heads, None, None, None)  # type: ignore[no-any-return]
     if a.is_cuda:
         ids.check()
+    fresh = not (needs_grad or graph.is_cuda or graph.uses or graph.has(False))
+    if fresh and graph.edges.coo is not None and settings().kernel == "auto":
+        choice = Choice("gas", "used for the first time, and no sum is scattered")
     count(graph, place, f"{choice.kernel} dot", choice.reason, b.nbytes)
     coo = graph.coo if choice.kernel == "gas" else None
     if coo is not None:

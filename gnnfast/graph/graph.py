@@ -112,10 +112,11 @@ class Graph:
         if src.shape != dst.shape or src.dtype != dst.dtype or src.device != dst.device:
             raise ValueError(f"src and dst must agree in shape, dtype and device, got {brief(src)} and {brief(dst)}")
         sizes = check_count("num_src", num_src), check_count("num_dst", num_dst), check_count("num_edges", src.numel())
-        return cls._of_ids(src, dst, *sizes)
+        return cls.of_ids(src, dst, *sizes)
 
     @classmethod
-    def _of_ids(cls, src: Tensor, dst: Tensor, num_src: int, num_dst: int, num_edges: int) -> Graph:
+    def of_ids(cls, src: Tensor, dst: Tensor, num_src: int, num_dst: int, num_edges: int) -> Graph:
+        """From two id tensors and sizes that are known to be right, except that an id may be out of range."""
         graph = cls(num_src, num_dst, num_edges, src.device)
         if src.is_inference():
             with torch.inference_mode(False):  # made under inference_mode they could not be saved for a backward pass
@@ -130,7 +131,7 @@ class Graph:
         first, second = edge_index.detach().unbind()  # detached, the rows do not keep the user's tensor object alive as their base
         if max(num_src, num_dst) >= MOST_NODES or edge_index.shape[1] >= MOST_EDGES:
             return cls.from_coo(first, second, num_src, num_dst)  # which says what is wrong
-        return cls._of_ids(*((first, second) if to_target else (second, first)), num_src, num_dst, edge_index.shape[1])
+        return cls.of_ids(*((first, second) if to_target else (second, first)), num_src, num_dst, edge_index.shape[1])
 
     @classmethod
     def from_csr(cls, rowptr: Tensor, col: Tensor, num_src: int | None = None, perm: Tensor | None = None) -> Graph:

@@ -23,6 +23,8 @@ def _(*args: Any) -> Tensor:
 
 
 def _keep(ctx: Any, needs: Any, _: Any, a: Tensor, b: Tensor, heads: int, *rest: Any) -> tuple[Any, ...]:
+    if rest == (None, None, None):  # each operand is kept for the gradient of the other: else it may be written into
+        return a if needs[1] else None, b if needs[0] else None, *rest
     return a, b, *rest
 
 
@@ -57,13 +59,14 @@ def _(row: Tensor, column: Tensor, a: Tensor, b: Tensor, heads: int) -> Tensor:
 
 
 def _coo_keep(ctx: Any, needs: Any, _: Any, row: Tensor, column: Tensor, a: Tensor, b: Tensor, heads: int) -> tuple[Any, ...]:
-    return row, column, a, b
+    ctx.sizes = a.shape[0], b.shape[0]
+    return row, column, a if needs[3] else None, b if needs[2] else None
 
 
 def _coo_backward(ctx: Any, _: Any, kept: Any, needs: Any, grad: Tensor) -> tuple[Any, ...]:
     row, column, a, b = kept
-    grad_a = run(_ops.spmm_coo.default, row, column, grad, b, a.shape[0], 0)[0] if needs[2] else None
-    grad_b = run(_ops.spmm_coo.default, column, row, grad, a, b.shape[0], 0)[0] if needs[3] else None
+    grad_a = run(_ops.spmm_coo.default, row, column, grad, b, ctx.sizes[0], 0)[0] if needs[2] else None
+    grad_b = run(_ops.spmm_coo.default, column, row, grad, a, ctx.sizes[1], 0)[0] if needs[3] else None
     return None, None, grad_a, grad_b, None
 
 

@@ -54,6 +54,9 @@ class Dgl(World):
             "TAGConv": lambda: nn.TAGConv(F, F, 2),
             "SGConv": lambda: nn.SGConv(F, F, k=2, allow_zero_in_degree=True),
             "GATConv": lambda: nn.GATConv(F, 3, 2, allow_zero_in_degree=True),
+            "GATv2Conv": lambda: nn.GATv2Conv(F, 3, 2, allow_zero_in_degree=True),
+            "DotGatConv": lambda: nn.DotGatConv(F, 3, 2, allow_zero_in_degree=True),
+            "AGNNConv": lambda: nn.AGNNConv(allow_zero_in_degree=True),
             "update_all": lambda: None,
         }
         self.name = r.choice([*makers, "update_all", "update_all"])
@@ -63,6 +66,11 @@ class Dgl(World):
     @property
     def now(self) -> dict[str, Any]:
         return self.graphs[self.at]
+
+    @property
+    def second_derivatives(self) -> bool:
+        """DGL's edge_softmax has wrong ones."""
+        return self.name not in ("GATConv", "GATv2Conv", "DotGatConv", "AGNNConv")
 
     def call(self, x: Tensor) -> Tensor:
         import dgl.function as fn

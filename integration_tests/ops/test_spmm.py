@@ -12,7 +12,7 @@ from gnnfast import Graph
 DTYPES = list(TOLERANCE)
 REDUCTIONS = ["sum", "mean", "max", "min"]
 # H, D: widths that fill vectors, do not, are odd, exceed one pass of a warp, and none at all
-SHAPES = [(1, 16), (1, 1), (1, 7), (1, 100), (1, 130), (4, 8), (3, 5), (8, 1), (2, 64), (1, 0)]
+SHAPES = [(1, 16), (1, 1), (1, 2), (3, 3), (1, 7), (2, 10), (1, 13), (1, 100), (1, 130), (4, 8), (3, 5), (8, 1), (2, 64), (1, 0)]
 KERNELS = ["gas", "gar"]
 
 

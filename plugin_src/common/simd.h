@@ -36,8 +36,10 @@ template <class A, int L>
 struct Vector {
   typedef A type __attribute__((vector_size(L * sizeof(A))));
 };
+// L elements of type T in the accumulation type, in a register of at least 16 bytes (compilers spill narrower vectors): lanes
+// from L on are 0.
 template <class T, int L>
-using vec_t = typename Vector<acc_t<T>, L>::type;
+using vec_t = typename Vector<acc_t<T>, (L * sizeof(acc_t<T>) < 16 ? 16 / sizeof(acc_t<T>) : L)>::type;
 
 template <class To, class From>
 inline To bit_cast(const From& from) {
@@ -90,8 +92,8 @@ inline void store(half_t* p, float v) {
 // ---- L elements, in the accumulation type -------------------------------------------------------------------------------
 template <int L, class T>
 inline vec_t<T, L> load_vector(const T* p) {
-  vec_t<T, L> v;
-  if constexpr (sizeof(T) == sizeof(acc_t<T>)) {
+  vec_t<T, L> v{};
+  if constexpr (sizeof(v) == L * sizeof(T)) {
     std::memcpy(&v, p, sizeof(v));
     return v;
   }
@@ -107,7 +109,7 @@ inline vec_t<T, L> load_vector(const T* p) {
     return bit_cast<vec_t<T, L>>(f);
   }
 #endif
-  if constexpr (is_bf16<T>) {
+  if constexpr (is_bf16<T> && sizeof(v) == L * sizeof(float)) {
     using Words = typename Vector<uint32_t, L>::type;
     typename Vector<uint16_t, L>::type bits;
     std::memcpy(&bits, p, sizeof(bits));
@@ -119,7 +121,7 @@ inline vec_t<T, L> load_vector(const T* p) {
 
 template <int L, class T>
 inline void store_vector(T* p, const vec_t<T, L>& v) {
-  if constexpr (sizeof(T) == sizeof(acc_t<T>)) {
+  if constexpr (sizeof(v) == L * sizeof(T)) {
     std::memcpy(p, &v, sizeof(v));
   } else {
     for (int l = 0; l < L; ++l) store(p + l, v[l]);

@@ -12,7 +12,8 @@ namespace {
 template <class T, int L>
 struct Heads {
   using A = acc_t<T>;
-  using V = typename Vector<A, L>::type;
+  using V = vec_t<T, L>;
+  static constexpr size_t kBytes = L * sizeof(A);
   const EdgeSoftmaxArgs& p;
   int64_t head;
   V of_row, slope;
@@ -23,7 +24,7 @@ struct Heads {
   }
   V get(const void* from, int64_t row) const {
     const T* at = static_cast<const T*>(from) + row * p.heads + head;
-    V v;
+    V v{};
     for (int i = 0; i < L; ++i) v[i] = load(at + i);
     return v;
   }
@@ -46,25 +47,25 @@ struct Heads {
     const int64_t count = end - begin;
     for (int64_t k = 0; k < count; ++k) {
       const V raw_ = raw(begin + k), v = raw_ > 0 ? raw_ : slope * raw_;
-      std::memcpy(room + k * L, &v, sizeof(v));
+      std::memcpy(room + k * L, &v, kBytes);
       most = v > most ? v : most;
     }
     for (int64_t k = 0; k < count; ++k) {
-      V v;
-      std::memcpy(&v, room + k * L, sizeof(v));
+      V v{};
+      std::memcpy(&v, room + k * L, kBytes);
       v -= most;
-      std::memcpy(room + k * L, &v, sizeof(v));
+      std::memcpy(room + k * L, &v, kBytes);
     }
     exp_all(room, count * L);
     for (int64_t k = 0; k < count; ++k) {
-      V v;
-      std::memcpy(&v, room + k * L, sizeof(v));
+      V v{};
+      std::memcpy(&v, room + k * L, kBytes);
       sum += v;
     }
     const V over = most == inf ? V{} + std::numeric_limits<A>::quiet_NaN() : 1 / sum;
     for (int64_t k = 0; k < count; ++k) {
-      V v;
-      std::memcpy(&v, room + k * L, sizeof(v));
+      V v{};
+      std::memcpy(&v, room + k * L, kBytes);
       put(edge(begin + k), v * over);
     }
   }

@@ -91,21 +91,22 @@ inline int64_t reduce_vectors(const SpmmArgs& p, int64_t row, int64_t f, int64_t
   return taken;
 }
 
-template <class T, int OP, int W>
+// Vectors of L features, or of half as many for as long as a row, or a head of it, has fewer: two of them then hold it, and the
+// edges are walked once.
+template <class T, int OP, int W, int L = kLanes<acc_t<T>>>
 void reduce_rows(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
-  constexpr int L = kLanes<acc_t<T>>, S = L < 4 ? L : 4, kMost = OP == kSum ? 8 : 4;
+  constexpr int kMost = L < kLanes<acc_t<T>> ? (L > 1 ? 2 : 1) : OP == kSum ? 8 : 4;
   const int64_t segment = W == kHeadWeight ? p.width / p.heads : p.width;  // a block lies within one head
+  if constexpr (L > 1)
+    if (segment < L) return reduce_rows<T, OP, W, L / 2>(p, row_begin, row_end);
   for (int64_t row = row_begin; row < row_end; ++row) {
-    for (int64_t f = 0; f < p.width;) {
-      const int64_t left = segment - f % segment;
-      if (left >= L) {
-        f += reduce_vectors<T, OP, W, L, kMost>(p, row, f, left);
-      } else if (segment >= L) {  // the rest of a wide segment: a vector that ends with it
-        reduce_block<T, OP, W, L, 1>(p, row, f + left - L), f += left;
-      } else if (left >= S) {
-        reduce_block<T, OP, W, S, 1>(p, row, f), f += S;
-      } else {
-        reduce_block<T, OP, W, 1, 1>(p, row, f), f += 1;
+    for (int64_t head = 0; head < p.width; head += segment) {
+      for (int64_t f = 0; f < segment;) {
+        const int64_t left = segment - f;
+        if (left >= L)
+          f += reduce_vectors<T, OP, W, L, kMost>(p, row, head + f, left);
+        else  // a vector that ends with the segment
+          reduce_block<T, OP, W, L, 1>(p, row, head + segment - L), f = segment;
       }
     }
   }

@@ -1,0 +1,186 @@
+"""What is kept of DGL's graphs: in the one cache, within its budget, never stale; and when a graph is left to DGL."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from graphs import GRAPHS, relative_error
+
+import gnnfast
+from gnnfast.cache import cache, nbytes_of
+from gnnfast.dgl.structure import structure
+
+dgl = pytest.importorskip("dgl", reason="DGL is not installed")
+import dgl.function as fn  # noqa: E402
+
+N, E = 60, 500
+
+
+def make(idtype=torch.int64):
+    return dgl.graph((torch.randint(0, N, (E,)), torch.randint(0, N, (E,))), num_nodes=N, idtype=idtype)
+
+
+def without(f):
+    gnnfast.disable()
+    try:
+        return f()
+    finally:
+        gnnfast.enable()
+
+
+def trained(g, x):
+    x = x.detach().requires_grad_()
+    out = dgl.ops.copy_u_sum(g, x)
+    return out.detach(), *torch.autograd.grad(out, x, out.detach())
+
+
+def test_counts_in_the_cache_and_dies_with_the_graph():
+    gc.collect()
+    entries, held = len(cache), cache.nbytes
+    g, x = make(), torch.randn(N, 4)
+    for _ in range(3):
+        trained(g, x)
+    report = gnnfast.report().cache
+    assert report["entries"] == len(cache) == entries + 1
+    # rowptr, col and perm in int32, by destination and by source
+    assert report["bytes"] - held == nbytes_of(structure(g._graph)) == 2 * 4 * (N + 1 + 2 * E)
+    assert report["hits"] > 0
+    del g
+    gc.collect()
+    assert len(cache) == entries and cache.nbytes == held
+
+
+def test_stays_within_the_budget(monkeypatch):
+    cache.clear()
+    monkeypatch.setattr(cache, "budget", lambda: 20_000)
+    evictions = cache.evictions
+    graphs, x = [make() for _ in range(6)], torch.randn(N, 4, dtype=torch.float64)
+    expected = without(lambda: [trained(g, x) for g in graphs])
+    for _ in range(2):
+        for g, e in zip(graphs, expected):
+            assert all(relative_error(a, b) < 1e-12 for a, b in zip(trained(g, x), e))
+            assert cache.nbytes <= 20_000
+    assert cache.evictions > evictions
+
+
+def test_survives_being_let_go_between_forward_and_backward():
+    g, x = make(), torch.randn(N, 4, dtype=torch.float64, requires_grad=True)
+    out = dgl.ops.edge_softmax(g, dgl.ops.u_dot_v(g, x, x))
+    cache.clear()
+    (found,) = torch.autograd.grad(out.pow(2).sum(), x)
+    (expected,) = without(lambda: torch.autograd.grad(dgl.ops.edge_softmax(g, dgl.ops.u_dot_v(g, x, x)).pow(2).sum(), x))
+    assert relative_error(found, expected) < 1e-10
+
+
+def ids(g, *values):
+    return torch.tensor(values, dtype=g.idtype)
+
+
+CHANGES = {
+    "add_edges": lambda g: g.add_edges(ids(g, 0, 1, 5), ids(g, 3, 3, 5)),
+    "remove_edges": lambda g: g.remove_edges(ids(g, *range(0, 90, 3))),
+    "add_nodes": lambda g: g.add_nodes(4),
+    "remove_nodes": lambda g: g.remove_nodes(ids(g, 0, 7)),
+    "create_formats_": lambda g: g.create_formats_(),
+    "formats": lambda g: g.formats(["coo", "csc"]),
+    "int": lambda g: g.int(),
+    "reverse": lambda g: g.reverse(),
+    "add_self_loop": lambda g: g.add_self_loop(),
+    "reorder_graph": lambda g: dgl.reorder_graph(g, "rcmk", "src", store_ids=False),
+    "clone": lambda g: g.clone(),
+}
+
+
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("change", CHANGES)
+def test_is_that_of_the_graph_as_it_is_now(change, idtype):
+    g = make(idtype)
+    for _ in range(2):
+        x, w = torch.randn(g.num_nodes(), 4, dtype=torch.float64), torch.rand(g.num_edges(), 1, dtype=torch.float64)
+
+        def run(g=g, x=x, w=w):
+            softmax = dgl.ops.edge_softmax(g, w, norm_by="src")
+            return [*trained(g, x), dgl.ops.u_mul_e_max(g, x, w), softmax, dgl.ops.u_dot_v(g, x, x)]
+
+        assert all(relative_error(a, b) < 1e-10 for a, b in zip(run(), without(run)))
+        g = CHANGES[change](g) or g
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_reverse_and_relations_share_it(name):
+    (src, dst), num_src, num_dst = GRAPHS[name]()
+    data = {("a", "x", "b"): (src, dst), ("b", "y", "a"): (dst, src)}
+    g = dgl.heterograph(data, {"a": num_src, "b": num_dst})
+    index = g["x"]._graph
+    assert structure(index) is structure(g["x"]._graph) is not structure(g["y"]._graph)
+    turned = structure(index.reverse())
+    assert turned.edges is structure(index).edges and (turned.num_src, turned.num_dst) == (num_dst, num_src)
+    assert structure(index.reverse().reverse()).edges is turned.edges
+    x = torch.randn(num_dst, 3, dtype=torch.float64)
+    backend = dgl.backend.gspmm
+    found = backend(index.reverse(), "copy_lhs", "sum", x, None)
+    assert relative_error(found, without(lambda: dgl.backend.gspmm(index.reverse(), "copy_lhs", "sum", x, None))) < 1e-12
+
+
+def test_products_of_features_train_without_a_new_structure():
+    g, x = make(), torch.randn(N, 4, dtype=torch.float64, requires_grad=True)
+
+    def run():
+        return torch.autograd.grad(dgl.ops.u_mul_v(g, x, x).pow(2).sum(), x)[0]  # DGL's own, over the reverse in its backward pass
+
+    run()
+    misses = cache.misses
+    assert relative_error(run(), without(run)) < 1e-12
+    assert cache.misses == misses
+
+
+def test_small_graphs_are_left_to_dgl_the_first_time(monkeypatch):
+    monkeypatch.setattr("gnnfast.dgl.backend.FEW_EDGES", E)
+    x, s = torch.randn(N, 4), torch.randn(E, 2)
+
+    def update_all(g):
+        with g.local_scope():
+            g.ndata["h"] = x
+            g.update_all(fn.copy_u("h", "m"), fn.mean("m", "h"))
+            return g.ndata["h"]
+
+    calls = (update_all, lambda g: dgl.ops.u_dot_v(g, x, x), lambda g: dgl.ops.edge_softmax(g, s))
+    for call in calls:
+        g = make()
+        expected = without(lambda g=g, call=call: call(g))
+        gnnfast.clear_report()
+        assert torch.equal(call(g), expected)
+        report = gnnfast.report()
+        assert not report.kernels and [r for _, r in report.fallbacks] == ["a small graph that was not met before"]
+        assert relative_error(call(g), expected) < 1e-6
+        assert len(gnnfast.report().kernels) == 1
+    for served in (
+        lambda: trained(make(), x),
+        lambda: dgl.ops.copy_u_sum(make(), x.half()),
+    ):  # DGL would build more, or has no kernel
+        gnnfast.clear_report()
+        served()
+        assert not gnnfast.report().fallbacks
+    with gnnfast.override(strict=True):
+        dgl.ops.copy_u_sum(make(), x)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_save_the_same_again(reentrant, monkeypatch):
+    monkeypatch.setattr("gnnfast.dgl.backend.FEW_EDGES", E)
+    x, s = torch.randn(N, 4, dtype=torch.float64), torch.randn(E, 1, dtype=torch.float64)
+
+    def layer(g, x, s):
+        return dgl.ops.u_mul_e_mean(g, x, dgl.ops.edge_softmax(g, s) * dgl.ops.u_dot_v(g, x, x))
+
+    def run(g):
+        leaves = [t.clone().requires_grad_() for t in (x, s)]
+        out = torch.utils.checkpoint.checkpoint(layer, g, *leaves, use_reentrant=reentrant)
+        return torch.autograd.backward(out.pow(2).sum()), *(leaf.grad for leaf in leaves)
+
+    g = make()
+    found, expected = run(g), without(lambda: run(g))
+    assert all(relative_error(a, b) < 1e-10 for a, b in zip(found[1:], expected[1:]))
