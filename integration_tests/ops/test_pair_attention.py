@@ -62,12 +62,15 @@ def test_graphs_and_shapes(name, heads, width, score, device):
     edge_index, graph, leaves = _inputs(name, score, heads, width, torch.float64, device)
     found = _run(graph, score, heads, leaves)
     expected = _expected(edge_index, graph.num_dst, score, heads, leaves)
+    fused = device.type == "cpu" or width <= 64  # what a warp holds of float64
+    assert fused or score == "dot" or found is None
     if found is None:
-        assert device.type == "cuda" and width > 32 and width % 2
+        assert not fused
         return
     assert relative_error(found, expected) < 1e-11
     with torch.no_grad():
-        assert torch.equal(found, _run(graph, score, heads, leaves))
+        again = _run(graph, score, heads, leaves)
+        assert torch.equal(found, again) if fused else relative_error(found, again) < 1e-12
     seed = torch.randn_like(found)
     for f, e in zip(torch.autograd.grad(found, leaves, seed), torch.autograd.grad(expected, leaves, seed)):
         assert _close(f, e, 1e-10)

@@ -13,14 +13,17 @@
 
 namespace gnnfast {
 
-template <class T, int SCORE, int ROLE, int VEC, int TPR>
+// A lane holds NV vectors of VEC features of one head, `lanes_of_head` vectors apart, so that loads of a warp are of whole
+// lines. More features a lane are fewer lanes an edge, and with them shuffles and exponentials.
+template <class T, int SCORE, int ROLE, int VEC, int NV, int TPR>
 struct Pair {
   using A = acc_t<T>;
-  static constexpr int kTpr = TPR, kFlight = ROLE == kPairForward && SCORE == kGatv2 ? 4 : 2;
+  static constexpr int N = VEC * NV;
+  static constexpr int kTpr = TPR, kFlight = ROLE == kPairForward && SCORE == kGatv2 && N * sizeof(T) <= 16 ? 4 : 2;
   static constexpr int kColumns = 1;
   static constexpr bool kReadAhead = TPR < kWarp, kHot = true;
   static constexpr bool kOneGather = SCORE == kGatv2 && ROLE != kPairToColumns;
-  static constexpr int kTo = ROLE == kPairForward ? 1 : VEC, kOut = ROLE == kPairToRows ? 1 : VEC;
+  static constexpr int kTo = ROLE == kPairForward ? 1 : N, kOut = ROLE == kPairToRows ? 1 : N;
 
   struct State {
     A out[kOut], to[kTo];
@@ -43,10 +46,10 @@ struct Pair {
   const int64_t f, head;
   const bool active;
   A* const pieces;
-  const int64_t offset;  // of the lane's features in a row, in bytes
+  const int64_t offset, apart;  // of the lane's first vector in a row, and of the next from it, in bytes
   const uint32_t row_bytes, kept;
   const A slope, scale;
-  A own[VEC], own_with[VEC], att[VEC];
+  A own[N], own_with[N], att[N];
   A stats[4];
   State now;
 
@@ -59,12 +62,29 @@ struct Pair {
         active(active),
         pieces(pieces),
         offset(f * static_cast<int64_t>(sizeof(T))),
+        apart(int64_t{lanes_of_head} * VEC * static_cast<int64_t>(sizeof(T))),
         row_bytes(static_cast<uint32_t>(p.width * sizeof(T))),
         kept(p.seed ? kept_of_65536(p.dropout) : 0),
         slope(static_cast<A>(p.slope)),
         scale(p.seed ? static_cast<A>(kept_scale(p.dropout)) : A{1}) {
+    if constexpr (SCORE == kGatv2) load_row(att, p.att, 0);
+  }
+
+  __device__ int64_t feature(int i) const { return f + int64_t{i / VEC} * lanes_of_head * VEC + i % VEC; }
+
+  // The lane's features of a row.
+  __device__ void load_row(A (&v)[N], const void* from, int64_t row) const {
+    const char* at = static_cast<const char*>(from) + row * row_bytes + offset;
 #pragma unroll
-    for (int i = 0; i < VEC; ++i) att[i] = SCORE == kGatv2 ? to_acc(__ldg(static_cast<const T*>(p.att) + f + i)) : A{0};
+    for (int k = 0; k < NV; ++k)
+      load_vector<VEC>(reinterpret_cast<A(&)[VEC]>(v[k * VEC]), reinterpret_cast<const T*>(at + k * apart));
+  }
+
+  __device__ void store_features(void* to, int64_t row, const A (&v)[N]) const {
+    char* at = static_cast<char*>(to) + row * row_bytes + offset;
+#pragma unroll
+    for (int k = 0; k < NV; ++k)
+      store_vector<VEC>(reinterpret_cast<T*>(at + k * apart), reinterpret_cast<const A(&)[VEC]>(v[k * VEC]));
   }
 
   __device__ State& state() { return now; }
@@ -76,11 +96,11 @@ struct Pair {
 #pragma unroll
     for (int i = 0; i < kTo; ++i) now.to[i] = 0;
     now.most = -INFINITY, now.sum = 0;
-    load_vector<VEC>(own, static_cast<const T*>(p.own) + row * p.width + f);
+    load_row(own, p.own, row);
 #pragma unroll
-    for (int i = 0; i < VEC; ++i)
+    for (int i = 0; i < N; ++i)
       if (SCORE == kScaledDot) own[i] *= slope;
-    if constexpr (ROLE != kPairForward) load_vector<VEC>(own_with, static_cast<const T*>(p.own_with) + row * p.width + f);
+    if constexpr (ROLE != kPairForward) load_row(own_with, p.own_with, row);
     if constexpr (ROLE == kPairToRows) {
       load_four(stats, static_cast<const A*>(p.stats) + (row * p.heads + head) * 4);
     }
@@ -117,7 +137,7 @@ struct Pair {
   __device__ void take(int j, int group, int count, int, const Edges& edges) {
     constexpr int G = LANES / TPR;
     A s[kFlight], dot[kFlight], four[kFlight][4];
-    Raw<T, VEC> other[kFlight], with[kFlight];
+    Raw<T, VEC> other[kFlight][NV], with[kFlight][NV];
     bool keep[kFlight];
     auto exists = [&](int c) { return WHOLE || (j + c) * G + group < count; };
 #pragma unroll
@@ -127,17 +147,22 @@ struct Pair {
       const uint64_t col = static_cast<uint32_t>(from_lane<LANES, TPR>(edges.col, k, c));
       keep[c] = !p.seed || (from_lane<LANES, TPR>(edges.keep, k, c) >> head & 1);
       const int64_t at = static_cast<int64_t>(col * row_bytes) + offset;
-      other[c].load(reinterpret_cast<const T*>(static_cast<const char*>(p.other) + at));
-      if constexpr (!kOneGather) with[c].load(reinterpret_cast<const T*>(static_cast<const char*>(p.with) + at));
+#pragma unroll
+      for (int k = 0; k < NV; ++k) {
+        other[c][k].load(reinterpret_cast<const T*>(static_cast<const char*>(p.other) + at + k * apart));
+        if constexpr (!kOneGather)
+          with[c][k].load(reinterpret_cast<const T*>(static_cast<const char*>(p.with) + at + k * apart));
+      }
       if constexpr (ROLE == kPairToColumns) load_four(four[c], static_cast<const A*>(p.stats) + (col * p.heads + head) * 4);
     }
-    auto value = [&](int c, int i) { return kOneGather ? other[c].get(i) : with[c].get(i); };
+    auto of_other = [&](int c, int i) { return other[c][i / VEC].get(i % VEC); };
+    auto value = [&](int c, int i) { return kOneGather ? of_other(c, i) : with[c][i / VEC].get(i % VEC); };
 #pragma unroll
     for (int c = 0; c < kFlight; ++c) {
       s[c] = dot[c] = 0;
 #pragma unroll
-      for (int i = 0; i < VEC; ++i) {
-        const A e = other[c].get(i), raw = own[i] + e;
+      for (int i = 0; i < N; ++i) {
+        const A e = of_other(c, i), raw = own[i] + e;
         s[c] += SCORE == kGatv2 ? att[i] * (raw > 0 ? raw : slope * raw) : own[i] * e;
         if (ROLE != kPairForward) dot[c] += own_with[i] * value(c, i);
       }
@@ -165,15 +190,15 @@ struct Pair {
         now.sum += share;
         const A kept_share = keep[c] ? share : A{0};
 #pragma unroll
-        for (int i = 0; i < VEC; ++i) now.out[i] += kept_share * value(c, i);
+        for (int i = 0; i < N; ++i) now.out[i] += kept_share * value(c, i);
       } else {
         const A* of_row = ROLE == kPairToRows ? stats : four[c];
         const A share = fast_exp(s[c] - of_row[0]) * of_row[1];
         const A kept_share = keep[c] ? share * scale : A{0};
         const A ds = kept_share * dot[c] - share * of_row[3];
 #pragma unroll
-        for (int i = 0; i < VEC; ++i) {
-          const A e = other[c].get(i);
+        for (int i = 0; i < N; ++i) {
+          const A e = of_other(c, i);
           if constexpr (ROLE == kPairToColumns) now.out[i] += kept_share * value(c, i);
           now.to[i] += ds * (SCORE == kGatv2 ? (own[i] + e > 0 ? A{1} : slope) : e);
         }
@@ -194,9 +219,9 @@ struct Pair {
 #pragma unroll
       for (int i = 0; i < kTo; ++i)
         if (SCORE == kScaledDot) now.to[i] *= slope;
-      store_vector<VEC>(static_cast<T*>(p.to_own) + row * p.width + f, now.to);
+      store_features(p.to_own, row, now.to);
     }
-    if constexpr (ROLE != kPairToRows) store_vector<VEC>(static_cast<T*>(p.out) + row * p.width + f, now.out);
+    if constexpr (ROLE != kPairToRows) store_features(p.out, row, now.out);
   }
 
   __device__ A* piece_at(int64_t piece) const { return pieces + piece * (2 * p.width + 2 * p.heads); }
@@ -204,9 +229,9 @@ struct Pair {
   __device__ void store_piece(int64_t piece) {
     A* at = piece_at(piece);
 #pragma unroll
-    for (int i = 0; i < kOut; ++i) at[f + i] = now.out[i];
+    for (int i = 0; i < kOut && ROLE != kPairToRows; ++i) at[feature(i)] = now.out[i];
 #pragma unroll
-    for (int i = 0; i < kTo; ++i) at[p.width + f + i] = now.to[i];
+    for (int i = 0; i < kTo && ROLE != kPairForward; ++i) at[p.width + feature(i)] = now.to[i];
     if (f % (p.width / p.heads) != 0) return;
     at += 2 * p.width + 2 * head;
     at[0] = now.most, at[1] = now.sum;
@@ -224,13 +249,13 @@ struct Pair {
 };
 
 // Blocks a multiprocessor should hold: as many as fit without spilling registers.
-template <class T, int SCORE, int ROLE>
-constexpr int kPairs = sizeof(T) == 8         ? 2
-                       : ROLE == kPairForward ? 4
-                                              : 3;
+template <class T, int SCORE, int ROLE, int N>
+constexpr int kPairs = sizeof(T) == 8 || (N == 8 && ROLE != kPairForward)  ? 2
+                       : N == 8 || ROLE != kPairForward || SCORE == kGatv2 ? 3
+                                                                           : 4;
 
-template <class T, int SCORE, int ROLE, int VEC, int TPR>
-__global__ void __launch_bounds__(kBlock, (kPairs<T, SCORE, ROLE>))
+template <class T, int SCORE, int ROLE, int VEC, int NV, int TPR>
+__global__ void __launch_bounds__(kBlock, (kPairs<T, SCORE, ROLE, VEC * NV>))
     pair_kernel(const PairArgs p, acc_t<T>* pieces, int lanes_of_head, int short_rows) {
   // Lanes without features of their own repeat the last ones of a head, so that no load needs a check, and store nothing.
   const int lane = threadIdx.x % kWarp, t = lane % TPR;
@@ -238,23 +263,23 @@ __global__ void __launch_bounds__(kBlock, (kPairs<T, SCORE, ROLE>))
   const int64_t wanted_head = int64_t{blockIdx.y} * (TPR / lanes_of_head) + t / lanes_of_head;
   const int64_t head = min(wanted_head, p.heads - 1), of_head = int64_t{t % lanes_of_head} * VEC;
   const bool active = wanted_head < p.heads && of_head < segment;
-  Pair<T, SCORE, ROLE, VEC, TPR> mine(p, pieces, lane, lanes_of_head, head * segment + min(of_head, segment - VEC), active);
+  Pair<T, SCORE, ROLE, VEC, NV, TPR> mine(p, pieces, lane, lanes_of_head, head * segment + min(of_head, segment - VEC), active);
   walk_items(mine, p.a, short_rows);
 }
 
 template <class T, int SCORE, int ROLE>
 __global__ void __launch_bounds__(kBlock) pair_combine_kernel(const PairArgs p, acc_t<T>* pieces) {
-  using R = Pair<T, SCORE, ROLE, 1, kWarp>;
+  using R = Pair<T, SCORE, ROLE, 1, 1, kWarp>;
   auto make = [&](int64_t f) { return R(p, pieces, threadIdx.x % kWarp, 1, f, true); };
   combine_items<R>(p.a, p.width, make, [&](const R& row, int64_t piece) { return row.load_piece(piece); });
 }
 
-template <class T, int SCORE, int ROLE, int VEC, int TPR>
+template <class T, int SCORE, int ROLE, int VEC, int NV, int TPR>
 void launch_pairs(const PairArgs& p, acc_t<T>* pieces, int lanes_of_head, cudaStream_t stream) {
   const ItemGrid grid = item_grid<TPR>(p.a);
   const int64_t at_once = TPR / lanes_of_head;
   const dim3 blocks(grid.blocks, static_cast<unsigned>((p.heads + at_once - 1) / at_once));
-  pair_kernel<T, SCORE, ROLE, VEC, TPR><<<blocks, kBlock, 0, stream>>>(p, pieces, lanes_of_head, grid.short_rows);
+  pair_kernel<T, SCORE, ROLE, VEC, NV, TPR><<<blocks, kBlock, 0, stream>>>(p, pieces, lanes_of_head, grid.short_rows);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
   if (p.a.num_pieces > 0) {
     pair_combine_kernel<T, SCORE, ROLE><<<blocks_for(p.a.num_pieces * kWarp), kBlock, 0, stream>>>(p, pieces);
@@ -262,24 +287,28 @@ void launch_pairs(const PairArgs& p, acc_t<T>* pieces, int lanes_of_head, cudaSt
   }
 }
 
-// As many heads a slab as 16 lanes hold; more lanes for a head that needs them, or for rows that fill them.
-template <class T, int SCORE, int ROLE, int VEC>
+// The fewest lanes that hold all heads, 16 at most unless one head needs more: the others then take further edges.
+template <class T, int SCORE, int ROLE, int VEC, int NV>
 void launch_pair_lanes(const PairArgs& p, acc_t<T>* pieces, cudaStream_t stream) {
   int lanes = 1;
-  while (int64_t{lanes} * VEC < p.width / p.heads) lanes *= 2;
+  while (int64_t{lanes} * VEC * NV < p.width / p.heads) lanes *= 2;
   const int64_t all = lanes * p.heads;
-  if (lanes <= 8 && all <= 8) return launch_pairs<T, SCORE, ROLE, VEC, 8>(p, pieces, lanes, stream);
+  if (lanes <= 8 && all <= 8) return launch_pairs<T, SCORE, ROLE, VEC, NV, 8>(p, pieces, lanes, stream);
   if constexpr (VEC == kVec<T> && sizeof(T) < 8)
-    if (lanes <= 16) return launch_pairs<T, SCORE, ROLE, VEC, 16>(p, pieces, lanes, stream);
-  return launch_pairs<T, SCORE, ROLE, VEC, 32>(p, pieces, lanes, stream);
+    if (lanes <= 16) return launch_pairs<T, SCORE, ROLE, VEC, NV, 16>(p, pieces, lanes, stream);
+  return launch_pairs<T, SCORE, ROLE, VEC, NV, 32>(p, pieces, lanes, stream);
 }
 
 template <class T, int SCORE, int ROLE>
 void launch_pair_vectors(const PairArgs& p, acc_t<T>* pieces, cudaStream_t stream) {
-  const bool fits =
-      p.width / p.heads % kVec<T> == 0 && aligned16(p.own) && aligned16(p.own_with) && aligned16(p.other) && aligned16(p.with);
-  if (fits) return launch_pair_lanes<T, SCORE, ROLE, kVec<T>>(p, pieces, stream);
-  return launch_pair_lanes<T, SCORE, ROLE, 1>(p, pieces, stream);
+  const int64_t segment = p.width / p.heads, vectors = segment / kVec<T>;
+  const bool fits = segment % kVec<T> == 0 && aligned16(p.own) && aligned16(p.own_with) && aligned16(p.other) &&
+                    aligned16(p.with) && aligned16(p.att);
+  if constexpr (sizeof(T) == 4)  // 8 features a lane in all types but double
+    if (fits && vectors > 1 && (vectors & (vectors - 1)) == 0)
+      return launch_pair_lanes<T, SCORE, ROLE, kVec<T>, 2>(p, pieces, stream);
+  if (fits) return launch_pair_lanes<T, SCORE, ROLE, kVec<T>, 1>(p, pieces, stream);
+  return launch_pair_lanes<T, SCORE, ROLE, 1, 1>(p, pieces, stream);
 }
 
 template <class T, int SCORE>
