@@ -1,4 +1,4 @@
-"""Attention over a graph: scores of GAT or dot products, softmax and weighted sum, beside PyG's operations.
+"""Attention over a graph: scores of GAT, GATv2 or dot products, softmax and weighted sum, beside PyG's operations.
 
 gnnfast bench attention --device cuda --graphs arxiv reddit --out benchmarks/results/NAME
 gnnfast bench attention --device cpu
@@ -28,29 +28,34 @@ from . import graphs, tables, timing
 
 SHAPES = ((1, 64), (1, 128), (4, 32), (8, 8))
 GRAPHS = {"cuda": ("arxiv", "reddit"), "cpu": ("amazon-computers", "tolokers")}
-SCORES = ("additive", "dot")
+SCORES = ("additive", "gatv2", "dot")
 SLOPE, TOLERANCE = 0.2, 1e-3
 
 
 def gnnfast_attention(graph: Graph, score: str, a: Tensor, b: Tensor, x: Tensor, heads: int) -> Tensor:
-    """``a [M, ...]`` and ``b [N, ...]`` are the parts of the score at destinations and sources."""
+    """``a [M, ...]`` and ``b [N, ...]`` are the parts of the score at destinations and sources; for GATv2 ``b`` are the features
+    too, and ``x`` is the vector ``[F]``."""
     if score == "additive":
-        alpha = execute.softmax(graph, None, a, b, SLOPE, place="bench")
-    else:
-        alpha = execute.softmax(graph, execute.dot(graph, a, b, heads, "bench") / math.sqrt(a.shape[1] // heads), place="bench")
-    return execute.aggregate(graph, x, alpha, "sum", place="bench")
+        return execute.attention(graph, x, a, b, SLOPE, place="bench")[0]
+    if score == "gatv2":
+        out = execute.gatv2_attention(graph, a, b, x, heads, SLOPE, place="bench")
+        assert out is not None
+        return out
+    return execute.dot_attention(graph, a, b, x, heads, 1 / math.sqrt(a.shape[1] // heads), place="bench")[0]
 
 
 def pyg_attention(edge_index: Tensor, score: str, a: Tensor, b: Tensor, x: Tensor, heads: int) -> Tensor:
     src, dst = edge_index
-    nodes = x.shape[0]
+    nodes, width = a.shape[0], (b if score == "gatv2" else x).shape[1] // heads
+    values = b if score == "gatv2" else x
     if score == "additive":
         raw = torch.nn.functional.leaky_relu(a[dst] + b[src], SLOPE)
+    elif score == "gatv2":
+        raw = (torch.nn.functional.leaky_relu(a[dst] + b[src], SLOPE) * x).view(-1, heads, width).sum(-1)
     else:
-        width = a.shape[1] // heads
         raw = (a[dst].view(-1, heads, width) * b[src].view(-1, heads, width)).sum(-1) / math.sqrt(width)
     alpha = softmax(raw, dst, num_nodes=nodes)
-    messages = alpha.unsqueeze(-1) * x[src].view(src.numel(), heads, -1)
+    messages = alpha.unsqueeze(-1) * values[src].view(src.numel(), heads, -1)
     return scatter(messages, dst, 0, nodes, "sum").flatten(1)
 
 
@@ -58,7 +63,8 @@ def measure(name: str, graph: Graph, edge_index: Tensor, score: str, heads: int,
     device, nodes, edges = edge_index.device, graph.num_dst, graph.num_edges
     torch.manual_seed(0)
     columns = heads if score == "additive" else heads * width
-    leaves = [torch.randn(nodes, k, device=device, requires_grad=True) for k in (columns, columns, heads * width)]
+    shapes = (nodes, columns), (nodes, columns), (heads * width,) if score == "gatv2" else (nodes, heads * width)
+    leaves = [torch.randn(shape, device=device, requires_grad=True) for shape in shapes]
     seed = torch.randn(nodes, heads * width, device=device)
     row: tables.Row = {"graph": name, "edges": edges, "score": score, "heads": heads, "width": width}
     sides: dict[str, Callable[[], Tensor]] = {"gnnfast": lambda: gnnfast_attention(graph, score, *leaves, heads)}

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GCNConv, GINConv, GINEConv, PNAConv, SAGEConv, global_add_pool
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GINEConv, PNAConv, SAGEConv, TransformerConv, global_add_pool
 
 import gnnfast
 from gnnfast.cache import cache
@@ -31,9 +31,9 @@ FANOUTS = (15, 10, 5)
 REAL = ("cora", "citeseer", "amazon-photo", "amazon-computers", "tolokers")
 SIZES = {"molecules": (32, 128, 1024), "samples": (128, 1024), "full": REAL}
 MODELS = {
-    "molecules": ("GIN", "GINE", "GCN", "SAGE", "GAT", "PNA"),
-    "samples": ("SAGE", "GCN", "GAT"),
-    "full": ("GCN", "SAGE", "GIN", "GAT"),
+    "molecules": ("GIN", "GINE", "GCN", "SAGE", "GAT", "GATv2", "Transformer", "PNA"),
+    "samples": ("SAGE", "GCN", "GAT", "GATv2", "Transformer"),
+    "full": ("GCN", "SAGE", "GIN", "GAT", "GATv2", "Transformer"),
 }
 TOLERANCE = 1e-4
 
@@ -105,9 +105,10 @@ def conv(name: str, width_in: int, width_out: int, work: Work) -> nn.Module:
         return GINConv(mlp())
     if name == "GINE":
         return GINEConv(mlp())
-    if name == "GAT":
+    attention = {"GAT": GATConv, "GATv2": GATv2Conv, "Transformer": TransformerConv}
+    if name in attention:
         heads = 8 if width_out % 8 == 0 else 1
-        return GATConv(width_in, width_out // heads, heads=heads)
+        return attention[name](width_in, width_out // heads, heads=heads)
     if name == "PNA":
         histogram = work.edge_index[1].bincount(minlength=work.x.shape[0]).bincount()
         return PNAConv(width_in, width_out, ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"], histogram)

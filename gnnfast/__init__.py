@@ -20,7 +20,7 @@ from gnnfast.switch import disable, enable, is_enabled, make_importable
 
 if _native.cpu.loaded:
     from gnnfast import ops  # noqa: F401  registers fake kernels and autograd formulas
-from gnnfast.functional import edge_softmax, sddmm, spmm, spmm_sampled, spmm_sparse_features
+from gnnfast.functional import attention, edge_softmax, sddmm, spmm, spmm_sampled, spmm_sparse_features
 
 try:
     __version__ = version("gnnfast")
@@ -32,6 +32,7 @@ __all__ = [
     "FallbackError",
     "Graph",
     "__version__",
+    "attention",
     "capture",
     "clear_report",
     "disable",

@@ -209,6 +209,100 @@ def edge_softmax(graph: Graph, score: Tensor, *, by: str = "dst") -> Tensor:
     return out if score.dim() == 2 else out.squeeze(1)
 
 
+def attention(
+    graph: Graph,
+    dst: Tensor,
+    src: Tensor,
+    value: Tensor | None = None,
+    *,
+    score: str = "dot",
+    att: Tensor | None = None,
+    slope: float = 0.2,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    r"""Attention over the in-neighbours of each node, per head:
+    :math:`y_i = \sum_{e: j \to i} p_e \, v_j` with :math:`p_e` the softmax of scores :math:`s_e` over the in-edges of :math:`i`.
+    Nothing exists per edge, forward or backward (online softmax: Milakov and Gimelshein, 2018; coefficients are computed again, as
+    in FlashAttention, Dao et al., 2022). Differentiable twice. Nodes without in-edges get 0.
+
+    Args:
+        graph: ``num_src`` sources, ``num_dst`` destinations.
+        dst, src: what scores are computed from at destinations and sources; dtypes as :func:`spmm`, softmax and sums of 16-bit
+            types in float32. By ``score``:
+        score: ``"dot"``: :math:`s_e =` ``scale`` :math:`\langle dst_i, src_j \rangle`, of ``[num_dst, H, D]`` and
+            ``[num_src, H, D]`` (Vaswani et al., 2017). ``"additive"``: ``leaky_relu``:math:`(dst_i + src_j)`, of ``[num_dst, H]``
+            and ``[num_src, H]`` (GAT, Velickovic et al., ICLR 2018). ``"gatv2"``: :math:`\langle` ``att``
+            :math:`, leaky\_relu(dst_i + src_j) \rangle`, of ``[num_dst, H, D]`` and ``[num_src, H, D]`` (Brody et al., ICLR 2022).
+        value: :math:`v`, ``[num_src, H, D]``; not given with ``"gatv2"``, whose values are ``src``.
+        att: ``[H, D]``, of ``"gatv2"``.
+        slope: of the leaky ReLU for negative numbers.
+        scale: of ``"dot"``; :math:`1 / \sqrt{D}` if not given.
+        dropout: the share of coefficients left out, others are scaled up; drawn from torch's generator, but by other draws than
+            ``torch.nn.functional.dropout`` makes of a seed, unless ``GNNFAST_DROPOUT=framework``.
+
+    Returns:
+        ``[num_dst, H, D]``. NaN as :func:`edge_softmax`. Kept for the backward pass: do not write into it before.
+
+    Raises:
+        TypeError, ValueError, IndexError, RuntimeError: as :func:`spmm`; ValueError also for an unknown ``score``, an operand that
+            it does not take or that is missing, and a ``dropout`` outside [0, 1].
+    """
+    _check_one_of("score", score, ("dot", "additive", "gatv2"))
+    if (value is None) != (score == "gatv2"):
+        raise ValueError(f"value must {'not be given' if value is not None else 'be given'} with score {score!r}")
+    if (att is None) != (score != "gatv2"):
+        raise ValueError(f"att must {'not be given' if att is not None else 'be given'} with score {score!r}")
+    for name, number in (("slope", slope), ("scale", scale), ("dropout", dropout)):
+        if not isinstance(number, (int, float)) and not (name == "scale" and number is None):
+            raise TypeError(f"{name} must be a number, got {type(number).__name__}")
+    if not 0 <= dropout <= 1:
+        raise ValueError(f"dropout must be in [0, 1], got {dropout}")
+    values, named = src if value is None else value, "src" if value is None else "value"
+    _check_graph_and_features(graph, values, named, graph.num_src if isinstance(graph, Graph) else 0)
+    if values.dim() != 3:
+        raise ValueError(f"{named} must have shape [{graph.num_src}, H, D], got {list(values.shape)}")
+    heads, width = values.shape[1:]
+    of_score = (heads,) if score == "additive" else (heads, width)
+    for name, t, shape in (
+        ("dst", dst, (graph.num_dst, *of_score)),
+        ("src", src, (graph.num_src, *of_score)),
+        ("att", att, of_score),
+    ):
+        if t is None and name == "att":
+            continue
+        check_tensor(name, t)
+        assert t is not None
+        if t.shape != shape or t.dtype != values.dtype or t.device != values.device:
+            wanted = f"{values.dtype} of shape {list(shape)} on {values.device}"
+            raise ValueError(f"{name} must be {wanted}, got {t.dtype} {list(t.shape)} on {t.device}")
+    flat, place, drop = values.reshape(graph.num_src, heads * width), "gnnfast.attention", float(dropout)
+    if score == "additive":
+        out = execute.attention(graph, flat, dst, src, slope, drop, place=place)[0]
+    elif score == "dot":
+        query, key = (t.reshape(t.shape[0], heads * width) for t in (dst, src))
+        factor = width**-0.5 if scale is None and width else scale or 0.0
+        out = execute.dot_attention(graph, query, key, flat, heads, factor, drop, place=place)[0]
+    else:
+        assert att is not None
+        query = dst.reshape(graph.num_dst, heads * width)
+        found = execute.gatv2_attention(graph, query, flat, att.reshape(-1), heads, slope, drop, place=place)
+        out = _gatv2_in_parts(graph, dst, src, att, slope, drop) if found is None else found
+    return out.view(graph.num_dst, heads, width)
+
+
+def _gatv2_in_parts(graph: Graph, dst: Tensor, src: Tensor, att: Tensor, slope: float, dropout: float) -> Tensor:
+    """With a row of features per edge, where there is no kernel for heads so wide, or coefficients are asked for."""
+    from gnnfast.ops.spmm import edges
+
+    row, column, of_slot = edges(graph.args(csc=False))
+    by_slot = (torch.nn.functional.leaky_relu(dst[row] + src[column], slope) * att).sum(-1)
+    score = torch.zeros_like(by_slot).index_copy(0, of_slot, by_slot)
+    alpha = execute.softmax(graph, score, place="gnnfast.attention")
+    alpha = torch.nn.functional.dropout(alpha, p=dropout, training=True) if dropout else alpha
+    return execute.aggregate(graph, src.flatten(1), alpha, "sum", place="gnnfast.attention")
+
+
 def _check_operands(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, accepted_reductions: tuple[str, ...]) -> None:
     _check_graph_and_features(graph, x, "x", graph.num_src if isinstance(graph, Graph) else 0)
     _check_one_of("reduce", reduce, accepted_reductions)

@@ -103,6 +103,7 @@ def cases() -> dict[str, tuple[object, dict[str, object]]]:
     rowptr = torch.tensor([0, 2, 4, 4, 7, 9, 10])
     graph, x, w = Graph.from_edge_index(ids, N), torch.randn(N, F), torch.rand(E)
     sparse = torch.randn(N, F).relu().to_sparse_csr()
+    heads = torch.randn(N, 2, F)
     compressed = {"num_src": N, "perm": torch.randperm(E)}
     return {
         "Graph.from_edge_index": (Graph.from_edge_index, {"edge_index": ids, "num_nodes": N}),
@@ -118,6 +119,26 @@ def cases() -> dict[str, tuple[object, dict[str, object]]]:
         "sddmm": (gnnfast.sddmm, {"graph": graph, "dst": x, "src": x.clone()}),
         "edge_softmax": (gnnfast.edge_softmax, {"graph": graph, "score": w, "by": "dst"}),
         "edge_softmax heads": (gnnfast.edge_softmax, {"graph": graph, "score": torch.randn(E, 2), "by": "src"}),
+        "attention": (
+            gnnfast.attention,
+            {
+                "graph": graph,
+                "dst": heads,
+                "src": heads.clone(),
+                "value": heads.clone(),
+                "score": "dot",
+                "scale": 0.5,
+                "dropout": 0.2,
+            },
+        ),
+        "attention additive": (
+            gnnfast.attention,
+            {"graph": graph, "dst": heads[:, :, 0], "src": heads[:, :, 1], "value": heads, "score": "additive", "slope": 0.2},
+        ),
+        "attention gatv2": (
+            gnnfast.attention,
+            {"graph": graph, "dst": heads, "src": heads.clone(), "score": "gatv2", "att": torch.randn(2, F)},
+        ),
         "spmm_sampled": (
             gnnfast.spmm_sampled,
             {"graph": graph, "x": x, "weight": w, "reduce": "mean", "width": 2, "strategy": "random", "rescale": True, "seed": 3},

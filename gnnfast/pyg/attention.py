@@ -17,6 +17,7 @@ from gnnfast.config import settings
 from gnnfast.dispatch import execute
 from gnnfast.dispatch.execute import softmax
 from gnnfast.dispatch.select import cannot_win
+from gnnfast.ops.attention_coo import Few, few_edges, few_edges_and_loops
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import guards
 from gnnfast.pyg.adjacency import graph_of, key_of
@@ -41,15 +42,17 @@ def _make_conv(parts: _Parts) -> Callable[[FunctionType], Callable[..., Any]]:
         def attention_conv(module: Any, x: Any, edge_index: Any, edge_attr: Any, *rest: Any) -> Any:
             size, weights = rest if parts.takes_size else (None, *rest)
             place = f"pyg {type(module).__name__}"
-            if is_first_and_small(module, edge_index):
-                ran(place, "PyG's own", "too small to gain from a graph that is new")
-                return NotImplemented
+            small = is_first_and_small(module, edge_index)
             try:
                 pair = x if type(x) is tuple else (x, x)
                 _check(known, parts, module, pair, edge_index, edge_attr, size, weights)
-                graph, looped = _graph(module, pair, edge_index)
-                # Made before PyG's own parts run, so that nothing of a layer runs twice.
-                graph.args(csc=torch.is_grad_enabled())
+                graph: Any
+                if small:
+                    graph, looped = _few(module, pair, edge_index, edge_attr, weights), edge_index
+                else:
+                    graph, looped = _graph(module, pair, edge_index)
+                    # Made before PyG's own parts run, so that nothing of a layer runs twice.
+                    graph.args(csc=torch.is_grad_enabled())
             except Unsupported as error:
                 ran(place, "in parts", str(error))  # which say themselves how they ran
                 return NotImplemented
@@ -116,7 +119,10 @@ def _check(known: Any, parts: _Parts, module: Any, pair: Any, edge_index: Any, e
     device, dtype = edge_index.device, like.dtype
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or guards.operand("edge_index", edge_index):
         raise Unsupported(f"edge_index has shape {list(edge_index.shape)}")
-    if any(t.device != device or t.dtype != dtype or t.dim() != 2 for t in pair) or dtype not in FEATURE_DTYPES:
+    for t in pair:
+        if t.device != device or t.dtype is not dtype or t.dim() != 2:
+            raise Unsupported("features, parameters and edge_index do not agree in dtype or device")
+    if dtype not in FEATURE_DTYPES:
         raise Unsupported("features, parameters and edge_index do not agree in dtype or device")
     if own["node_dim"] != 0 or own["flow"] != "source_to_target" or torch.is_autocast_enabled(device.type):
         raise Unsupported("an option is not served")
@@ -154,6 +160,18 @@ def _graph(module: Any, pair: tuple[Tensor, Tensor], edge_index: Tensor) -> tupl
     return graph_of(looped, num_src, num_dst, True), looped
 
 
+def _few(module: Any, pair: tuple[Tensor, Tensor], edge_index: Tensor, edge_attr: Any, weights: Any) -> Few:
+    """The edges of a small graph that is met for the first time."""
+    if edge_attr is not None or weights or edge_index.dtype is not torch.int64 or pair[0].element_size() < 4:
+        raise Unsupported("too small to gain from a graph that is new")
+    if torch.are_deterministic_algorithms_enabled() or (_dropout(module) and settings().dropout == "framework"):
+        raise Unsupported("too small to gain from a graph that is new")
+    sizes = pair[0].shape[0], pair[1].shape[0]
+    if not getattr(module, "add_self_loops", False):
+        return few_edges(edge_index, *sizes)
+    return cache.get((edge_index,), ("few edges", *sizes), lambda: few_edges_and_loops(edge_index, *sizes))  # type: ignore[no-any-return]
+
+
 def _gat(
     module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: Tensor, edge_attr: Any, weights: Any, place: str
 ) -> Any:
@@ -170,7 +188,7 @@ def _gat(
     fits = all(_is_plain(h, (n, heads * width), pair[0]) and _is_plain(a, (n, heads), pair[0]) for n, (h, a) in zip(rows, sides))
     alpha = None
     if not fits or edge_attr is not None:  # scores of edges, or what hooks and replaced parts gave: as PyG goes on
-        given = looped.clone() if module.add_self_loops else looped
+        given = _as_pyg_lists(module, graph, looped)
         alpha = module.edge_updater(given, alpha=(a_src, a_dst), edge_attr=edge_attr, size=None)
         x_pair = h_src.view(-1, heads, width), h_dst.view(-1, heads, width)
         out = module.propagate(given, x=x_pair, alpha=alpha, size=None).view(-1, heads * width)
@@ -211,7 +229,7 @@ def _gatv2(
         out = execute.gatv2_attention(graph, right, left, att.view(-1), heads, module.negative_slope, _dropout(module), place=place)
     fused = out is not None
     if out is None:
-        given = looped.clone() if module.add_self_loops else looped
+        given = _as_pyg_lists(module, graph, looped)
         both = left.view(-1, heads, width), right.view(-1, heads, width)
         out = module.propagate(given, x=both, alpha=module.edge_updater(given, x=both, edge_attr=None)).view(-1, shape)
     return _finish(module, out, res, fused)
@@ -241,6 +259,13 @@ def _transformer(
         beta = module.lin_beta(torch.cat([out, x_dst, out - x_dst], dim=-1)).sigmoid()
         out = beta * x_dst + (1 - beta) * out
     return out
+
+
+def _as_pyg_lists(module: Any, graph: Any, looped: Tensor) -> Tensor:
+    """The edges for parts of a layer that are run as PyG runs them."""
+    if not module.add_self_loops:
+        return looped
+    return with_self_loops(looped, min(graph.num_src, graph.num_dst)) if isinstance(graph, Few) else looped.clone()
 
 
 def _dropout(module: Any) -> float:

@@ -462,3 +462,51 @@ def test_inference_tensors(device):
         for layer in layers:
             for _ in range(3):
                 assert _same(lambda layer=layer: layer(x, edge_index))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("loops", [True, False])
+@pytest.mark.parametrize("make", [nn.GATConv, nn.GATv2Conv, nn.TransformerConv])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_small_graphs_that_are_new(name, make, loops, training, device, monkeypatch):
+    """By torch's operations, also where nodes have loops of their own, on either device."""
+    monkeypatch.setattr("gnnfast.pyg.attention.is_first_and_small", lambda module, edge_index: True)
+    edge_index, num_src, num_dst = GRAPHS[name]()
+    n = max(num_src, num_dst)
+    options = {} if make is nn.TransformerConv else {"add_self_loops": loops}
+    layer = make(F, 5, heads=3, **options).to(device, torch.float64).train(training)
+    x = torch.randn(n, F, device=device, dtype=torch.float64)
+    report = compare(layer, x, edge_index.to(device), tolerance=1e-9)
+    assert {kernel for place, kernel, _ in report.kernels if place == f"pyg {make.__name__}"} == {"torch's operations"}
+
+
+@pytest.mark.parametrize("make", [nn.GATConv, nn.GATv2Conv, nn.TransformerConv])
+def test_what_small_new_graphs_do_not_get(make, device, monkeypatch):
+    """Weights, and dropout as PyG draws it, are PyG's; dropout is otherwise the framework's on these edges."""
+    monkeypatch.setattr("gnnfast.pyg.attention.is_first_and_small", lambda module, edge_index: True)
+    edge_index, n, _ = GRAPHS["self_loops_and_duplicates"]()
+    x, edge_index = torch.randn(n, F, device=device, dtype=torch.float64), edge_index.to(device)
+    layer = make(F, 5, heads=2, dropout=0.5).to(device, torch.float64)
+    with gnnfast.override(dropout="framework"):
+        compare(layer, x, edge_index, tolerance=1e-9)
+    with torch.no_grad():
+        mean = sum(layer(x, edge_index) for _ in range(2000)) / 2000
+        exact = layer.eval()(x, edge_index)
+    assert relative_error(mean, exact) < 0.05
+    found = layer(x, edge_index, return_attention_weights=True)
+    gnnfast.disable()
+    expected = layer(x, edge_index, return_attention_weights=True)
+    gnnfast.enable()
+    assert torch.equal(found[1][0], expected[1][0]) and relative_error(found[1][1], expected[1][1]) < 1e-12
+
+
+def test_loops_that_are_hidden_have_no_say(device):
+    """However large the features of a node with a loop are, and its own score."""
+    from gnnfast.dispatch import execute
+    from gnnfast.ops.attention_coo import few_edges_and_loops
+
+    edge_index = torch.tensor([[0, 1, 1, 2], [1, 1, 1, 0]], device=device)
+    few = few_edges_and_loops(edge_index, 3, 3)
+    src = torch.tensor([[0.0], [1e4], [-1e4]], device=device)
+    out, _ = execute.attention(few, torch.eye(3, device=device), torch.zeros(3, 1, device=device), src, 1.0, place="test")
+    assert torch.equal(out, torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]], device=device))

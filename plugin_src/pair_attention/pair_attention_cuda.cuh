@@ -250,9 +250,9 @@ struct Pair {
 
 // Blocks a multiprocessor should hold: as many as fit without spilling registers.
 template <class T, int SCORE, int ROLE, int N>
-constexpr int kPairs = sizeof(T) == 8 || (N == 8 && ROLE != kPairForward)  ? 2
-                       : N == 8 || ROLE != kPairForward || SCORE == kGatv2 ? 3
-                                                                           : 4;
+constexpr int kPairs = sizeof(T) == 8 || (N * sizeof(T) > 16 && ROLE != kPairForward)  ? 2
+                       : N * sizeof(T) > 16 || ROLE != kPairForward || SCORE == kGatv2 ? 3
+                                                                                       : 4;
 
 template <class T, int SCORE, int ROLE, int VEC, int NV, int TPR>
 __global__ void __launch_bounds__(kBlock, (kPairs<T, SCORE, ROLE, VEC * NV>))
@@ -287,15 +287,17 @@ void launch_pairs(const PairArgs& p, acc_t<T>* pieces, int lanes_of_head, cudaSt
   }
 }
 
-// The fewest lanes that hold all heads, 16 at most unless one head needs more: the others then take further edges.
+// As many heads at a time as 256 bytes of a row hold, so that more of the gathered rows stay in L2 (slab_bytes in
+// spmm_cuda.cuh; reddit-size, 4 x 32: 15.0 against 17.4 ms forward); more lanes for a head that needs them.
 template <class T, int SCORE, int ROLE, int VEC, int NV>
 void launch_pair_lanes(const PairArgs& p, acc_t<T>* pieces, cudaStream_t stream) {
+  constexpr int64_t kSlab = 256 / (VEC * NV * static_cast<int64_t>(sizeof(T)));
   int lanes = 1;
   while (int64_t{lanes} * VEC * NV < p.width / p.heads) lanes *= 2;
-  const int64_t all = lanes * p.heads;
-  if (lanes <= 8 && all <= 8) return launch_pairs<T, SCORE, ROLE, VEC, NV, 8>(p, pieces, lanes, stream);
+  const int64_t wanted = std::max<int64_t>(lanes, std::min<int64_t>(kSlab, lanes * p.heads));
+  if (wanted <= 8) return launch_pairs<T, SCORE, ROLE, VEC, NV, 8>(p, pieces, lanes, stream);
   if constexpr (VEC == kVec<T> && sizeof(T) < 8)
-    if (lanes <= 16) return launch_pairs<T, SCORE, ROLE, VEC, NV, 16>(p, pieces, lanes, stream);
+    if (wanted <= 16) return launch_pairs<T, SCORE, ROLE, VEC, NV, 16>(p, pieces, lanes, stream);
   return launch_pairs<T, SCORE, ROLE, VEC, NV, 32>(p, pieces, lanes, stream);
 }
 
