@@ -15,6 +15,7 @@ from gnnfast.cache import note_variable
 from gnnfast.config import Settings, settings
 from gnnfast.dispatch import autotune, sampling
 from gnnfast.dispatch.calls import arguments, count, over_coo, over_formats
+from gnnfast.dispatch.few import Few, attend
 from gnnfast.dispatch.select import Choice, Request, Statistics, select
 from gnnfast.graph import Graph, ids
 from gnnfast.graph.checks import saved_tensors_are_watched
@@ -26,7 +27,6 @@ from gnnfast.unsupported import Unsupported
 
 if _native.cpu.loaded:
     from gnnfast.ops.attention import ATTENTION, MOST_DROP_HEADS
-    from gnnfast.ops.attention_coo import Few, attend
     from gnnfast.ops.edge_softmax import EDGE_SOFTMAX
     from gnnfast.ops.layer import Coo, Formats, layer
     from gnnfast.ops.pair_attention import PAIR_ATTENTION

@@ -27,8 +27,9 @@ def _(*args: Any) -> tuple[Tensor, Tensor]:
 
 @torch.library.register_fake("gnnfast::pair_attention_backward")
 def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    query, key = args[GRAPH_ARGS : GRAPH_ARGS + 2]
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(key)
+    query, key, _, att = args[GRAPH_ARGS : GRAPH_ARGS + 4]
+    third = torch.empty_like(key) if att is None else key.new_empty(query.shape[0] + key.shape[0], key.shape[1])
+    return torch.empty_like(query), torch.empty_like(key), third
 
 
 def _keep(
@@ -58,14 +59,8 @@ def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tupl
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return *_composed(graph, (query, key, value, att), needs, grad, ctx.numbers, seed), *(None,) * 5
     given = query, key, value, att, out, stats, grad, *ctx.numbers, seed
-    to_query, to_key, to_value = run(_ops.pair_attention_backward.default, *graph, *given)
-    to_att = None
-    if att is not None:
-        if needs[3]:
-            to_att = (query * to_query).sum(0) + (key * to_key).sum(0)
-        # The values are the keys.
-        to_query, to_key, to_value = to_query * att, torch.addcmul(to_value, to_key, att), None
-    found = to_query, to_key, to_value, to_att
+    to_query, to_key, third = run(_ops.pair_attention_backward.default, *graph, *given)
+    found = to_query, to_key, third if att is None else None, third.sum(0) if att is not None and needs[3] else None
     return *(t if need else None for t, need in zip(found, needs)), *(None,) * 5
 
 

@@ -16,8 +16,8 @@ from gnnfast.cache import Sightings, cache, keep_if_captured
 from gnnfast.config import settings
 from gnnfast.dispatch import execute
 from gnnfast.dispatch.execute import softmax
+from gnnfast.dispatch.few import Few, few_edges, few_edges_and_loops
 from gnnfast.dispatch.select import cannot_win
-from gnnfast.ops.attention_coo import Few, few_edges, few_edges_and_loops
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import guards
 from gnnfast.pyg.adjacency import graph_of, key_of

@@ -187,7 +187,8 @@ class Pyg(World):
     def call(self, layer: Any, x: Tensor, edge_index: Any = None) -> Tensor:
         g = self.now
         edge_index = g["edge_index"] if edge_index is None else edge_index
-        with gnnfast.override(**self.settings) if self.on else contextlib.nullcontext():
+        # Dropout as the framework draws it, so that both sides have the same.
+        with gnnfast.override(dropout="framework", **self.settings) if self.on else contextlib.nullcontext():
             if self.name == "ClusterGCNConv" or not layer.takes_weight:
                 return layer(x, edge_index)
             return layer(x, edge_index, g["weight"])

@@ -230,3 +230,44 @@ def test_arguments_that_do_not_fit(device):
     ):
         with pytest.raises(RuntimeError, match=message):
             _ops.attention(*args, *given)
+
+
+def test_features_that_are_not_finite_stay_where_they_are_used(device):
+    """A node without edges that holds NaN has no say, and gets no gradient."""
+    edge_index = torch.tensor([[0, 1, 1], [1, 0, 1]], device=device)  # nothing leaves or enters node 2
+    graph = Graph.from_edge_index(edge_index, 3)
+    torch.manual_seed(0)
+    leaves = [torch.randn(3, k, dtype=torch.float64, device=device) for k in (2, 2, 4)]
+    for t in leaves:
+        t[2] = torch.nan
+    for t in leaves:
+        t.requires_grad_()
+    found = execute.attention(graph, leaves[2], *leaves[:2], SLOPE, place="test")[0]
+    grads = torch.autograd.grad(found.square().sum() + (found[2] * torch.nan).sum() * 0, leaves)
+    assert found.isfinite().all() and all(g.isfinite().all() and not g[2].any() for g in grads)
+    att = torch.randn(4, dtype=torch.float64, device=device, requires_grad=True)
+    query, key = (torch.cat([t, t], 1).detach().requires_grad_() for t in leaves[:2])
+    found = execute.gatv2_attention(graph, query, key, att, 2, SLOPE, place="test")
+    grads = torch.autograd.grad(found.square().sum(), (query, key, att))
+    assert found.isfinite().all() and all(g.isfinite().all() for g in grads)
+
+
+def test_dropout_of_a_captured_graph(device):
+    """Each replay draws anew."""
+    if device.type != "cuda":
+        pytest.skip("CUDA graphs need a CUDA device")
+    _, graph, leaves = _inputs("random", 2, 8, torch.float32, device)
+    dst, src, x = (t.detach() for t in leaves)
+
+    def run():
+        return execute.attention(graph, x, dst, src, SLOPE, 0.5, place="test")[0]
+
+    run()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        out = run()
+    draws = []
+    for _ in range(2):
+        captured.replay()
+        draws.append(out.clone())
+    assert not torch.equal(*draws) and all(t.isfinite().all() for t in draws)

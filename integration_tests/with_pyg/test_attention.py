@@ -503,7 +503,7 @@ def test_what_small_new_graphs_do_not_get(make, device, monkeypatch):
 def test_loops_that_are_hidden_have_no_say(device):
     """However large the features of a node with a loop are, and its own score."""
     from gnnfast.dispatch import execute
-    from gnnfast.ops.attention_coo import few_edges_and_loops
+    from gnnfast.dispatch.few import few_edges_and_loops
 
     edge_index = torch.tensor([[0, 1, 1, 2], [1, 1, 1, 0]], device=device)
     few = few_edges_and_loops(edge_index, 3, 3)

@@ -108,6 +108,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(GNNFAST_GRAPH_PARAMS, cons
   args.stats = sums.mutable_data_ptr();
   if (to_x.numel() > 0) Device::attention(args, x);
   rows.num_rows = a.num_rows;
+  rows.rowptr = a.rowptr;
   rows.packed = nullptr;
   finish(to_x, positive_t, x, sums, to_src);
   return {to_dst, to_src, to_x};

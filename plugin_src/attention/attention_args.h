@@ -45,16 +45,17 @@ struct AttentionArgs {
   void* stats;  // in the accumulation type: forward [num_rows, H, 4]: dst, max, 1 / sum, positive p; backward [num_rows, H]
 };
 
-// What remains for the gradients of scores, a row and head at a time.
+// What remains for the gradients of scores, a row and head at a time. Those without edges get 0, whatever their features are.
 struct AttentionRowsArgs {
   int64_t num_rows, width, heads;
   double slope;
-  const void* out;       // [num_rows, F]: out, or to_x
-  const void* positive;  // [num_rows, F]
-  const void* with;      // [num_rows, F]: g, or x
-  const void* stats;     // what the kernel above has put there
-  void* packed;          // [num_rows, H, 4]: stats with D, for destinations; else null
-  void* grad;            // [num_rows, H]
+  const int32_t* rowptr;  // [num_rows + 1] of sources; null for destinations, whose stats tell whether they have edges
+  const void* out;        // [num_rows, F]: out, or to_x
+  const void* positive;   // [num_rows, F]
+  const void* with;       // [num_rows, F]: g, or x
+  const void* stats;      // what the kernel above has put there
+  void* packed;           // [num_rows, H, 4]: stats with D, for destinations; else null
+  void* grad;             // [num_rows, H]
 };
 
 // keep as it is drawn, whether it is 0 or not.

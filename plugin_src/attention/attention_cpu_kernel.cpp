@@ -208,10 +208,12 @@ void attention_rows(const AttentionRowsArgs& p, DType dtype, int64_t row_begin, 
       if (p.packed) {
         A* packed = static_cast<A*>(p.packed) + pair * 4;
         for (int i = 0; i < 3; ++i) packed[i] = stats[pair * 4 + i];
-        packed[3] = all;
-        grad = (1 - slope) * (some - all * stats[pair * 4 + 3]);
+        const bool any = stats[pair * 4 + 2] != 0;
+        packed[3] = any ? all : A{0};
+        grad = any ? (1 - slope) * (some - all * stats[pair * 4 + 3]) : A{0};
       } else {
-        grad = slope * all + (1 - slope) * some - stats[pair];
+        const int64_t row = pair / p.heads;
+        grad = p.rowptr[row] < p.rowptr[row + 1] ? slope * all + (1 - slope) * some - stats[pair] : A{0};
       }
       store(static_cast<T*>(p.grad) + pair, grad);
     }

@@ -293,12 +293,14 @@ __global__ void __launch_bounds__(kBlock) attention_rows_kernel(const AttentionR
   if (p.packed) {
     A four[4];
     load_four(four, stats + pair * 4);
-    grad = (1 - slope) * (some - all * four[3]);
-    four[3] = all;
+    const bool any = four[2] != 0;
+    grad = any ? (1 - slope) * (some - all * four[3]) : A{0};
+    four[3] = any ? all : A{0};
 #pragma unroll
     for (int i = 0; i < 4; ++i) static_cast<A*>(p.packed)[pair * 4 + i] = four[i];
   } else {
-    grad = slope * all + (1 - slope) * some - stats[pair];
+    const int64_t row = pair / p.heads;
+    grad = p.rowptr[row] < p.rowptr[row + 1] ? slope * all + (1 - slope) * some - stats[pair] : A{0};
   }
   static_cast<T*>(p.grad)[pair] = from_acc<T>(grad);
 }

@@ -67,8 +67,8 @@ std::tuple<Tensor, Tensor> pair_attention(GNNFAST_GRAPH_PARAMS, const Tensor& qu
   return {out, stats};
 }
 
-// What queries get: for dot products their gradients, for GATv2 `slopes`. And what keys get, likewise, and the gradient of the
-// values. The first matrix is that of the forward pass, the second its transpose.
+// The gradients of queries, keys and values; for GATv2 of queries and keys, and rows [M + N, F] whose sum is that of att. The
+// first matrix is that of the forward pass, the second its transpose.
 template <class Device>
 std::tuple<Tensor, Tensor, Tensor> pair_attention_backward(const Tensor& rowptr, const Tensor& col, const OptTensor& perm,
                                                            const OptTensor& schedule, std::vector<int64_t> layout,
@@ -99,7 +99,8 @@ std::tuple<Tensor, Tensor, Tensor> pair_attention_backward(const Tensor& rowptr,
   if (out.numel() > 0) Device::attention_rows(d, key);
   args.stats = packed.const_data_ptr();
   auto rows = [&](const Tensor& like) { return make_empty(key, {like.size(0), args.width}, key.scalar_type()); };
-  Tensor to_query = rows(query), to_key = rows(key), to_value = rows(key);
+  Tensor to_query = rows(query), to_key = rows(key);
+  Tensor third = att ? make_empty(key, {query.size(0) + key.size(0), args.width}, key.scalar_type()) : rows(key);
   args.a = check_csr(rowptr, col, perm, schedule, layout, key);
   args.role = kPairToRows;
   args.own = query.const_data_ptr();
@@ -107,6 +108,7 @@ std::tuple<Tensor, Tensor, Tensor> pair_attention_backward(const Tensor& rowptr,
   args.other = key.const_data_ptr();
   args.with = value.const_data_ptr();
   args.to_own = to_query.mutable_data_ptr();
+  args.product = third.mutable_data_ptr();
   if (to_query.numel() > 0) Device::pair_attention(args, key);
   args.a = check_csr(rowptr_t, col_t, perm_t, schedule_t, layout_t, key);
   args.role = kPairToColumns;
@@ -115,9 +117,10 @@ std::tuple<Tensor, Tensor, Tensor> pair_attention_backward(const Tensor& rowptr,
   args.other = query.const_data_ptr();
   args.with = grad.const_data_ptr();
   args.to_own = to_key.mutable_data_ptr();
-  args.out = to_value.mutable_data_ptr();
+  args.out = att ? to_key.mutable_data_ptr() : third.mutable_data_ptr();
+  args.product = static_cast<char*>(third.mutable_data_ptr()) + to_query.numel() * static_cast<int64_t>(key.element_size());
   if (to_key.numel() > 0) Device::pair_attention(args, key);
-  return {to_query, to_key, to_value};
+  return {to_query, to_key, third};
 }
 
 }  // namespace gnnfast

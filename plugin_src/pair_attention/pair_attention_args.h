@@ -14,8 +14,8 @@
 //   to value[j]:  sum over e of p * keep * g[i]
 //   kScaledDot:     to query[i]: slope * sum of ds * key[j],     to key[j]: slope * sum of ds * query[i]
 //   kGatv2:   slopes_i = sum of ds * lrelu'(query[i] + key[j]), and slopes_j over the edges of j;  to query[i]: att * slopes_i,
-//             to key[j]: att * slopes_j,  to att: sum over i of query * slopes_i plus sum over j of key * slopes_j,
-//             because lrelu(v) = lrelu'(v) * v
+//             to key[j]: att * slopes_j and what values get,  to att: sum over i of query * slopes_i plus sum over j of
+//             key * slopes_j, because lrelu(v) = lrelu'(v) * v
 // Always deterministic. Rows without edges get 0. Rows whose scores are all -inf, or that hold +inf or NaN, are NaN, as in
 // torch.softmax.
 #pragma once
@@ -43,9 +43,10 @@ struct PairArgs {
   const void* own_with;  // [num_rows, F]: to rows: g; to columns: value
   const void* other;     // [num_cols, F]: key; to columns: query
   const void* with;      // [num_cols, F]: value; to columns: g. The same as `other` where that is what it is
-  const void* stats;     // backward, in the accumulation type, [destinations, H, 4]: max, 1 / sum, nothing, D
-  void* out;             // [num_rows, F]: out; to columns: to value
-  void* to_own;          // [num_rows, F], backward: sums of ds * other, or slopes
+  const void* stats;     // backward, in the accumulation type, [destinations, H, 4]: max, nothing, 1 / sum, D
+  void* out;             // [num_rows, F]: out; to columns: to value, or to key (kGatv2)
+  void* to_own;          // [num_rows, F], to rows: to query; to columns: to key (kScaledDot)
+  void* product;         // [num_rows, F], backward (kGatv2): own * slopes, 0 where there are no edges
   void* new_stats;       // [num_rows, H, 4], forward, or null: as stats without D
 };
 

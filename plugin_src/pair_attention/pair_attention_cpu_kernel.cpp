@@ -128,7 +128,7 @@ struct Pair {
           s *= keep;
         } else {
           const A* of = of_edge(k) + h * 4;
-          s *= of[1];
+          s *= of[2];
           d = s * (keep * d - of[3]);
           s *= keep;
         }
@@ -185,6 +185,7 @@ struct Pair {
       for (; f + 4 * L <= width; f += 4 * L) add<4>(first, count, f);
       for (; f < width; f += L) add<1>(first, count, f);
     }
+    if (p.role != kPairForward) finish(row, end > begin);
     if (p.role != kPairToRows)
       for (int64_t h = 0; h < heads; ++h) {
         const A over = p.role != kPairForward ? A{1} : end > begin ? 1 / sum[h] : A{0};
@@ -192,11 +193,20 @@ struct Pair {
         for (int64_t f = h * segment; f < (h + 1) * segment; ++f) store(at + f, out[f] * over);
         if (!p.new_stats) continue;
         A* kept_stats = static_cast<A*>(p.new_stats) + (row * heads + h) * 4;
-        kept_stats[0] = end > begin ? most[h] : A{0}, kept_stats[1] = over, kept_stats[2] = kept_stats[3] = 0;
+        kept_stats[0] = end > begin ? most[h] : A{0}, kept_stats[2] = over, kept_stats[1] = kept_stats[3] = 0;
       }
-    if (p.role != kPairForward) {
-      T* at = static_cast<T*>(p.to_own) + row * width;
-      for (int64_t f = 0; f < width; ++f) store(at + f, SCORE == kGatv2 ? to[f] : slope * to[f]);
+  }
+
+  void finish(int64_t row, bool any) {
+    for (int64_t f = 0; f < width; ++f) {
+      if constexpr (SCORE == kGatv2) {
+        store(static_cast<T*>(p.product) + row * width + f, any ? own[f] * to[f] : A{0});
+        to[f] *= load(static_cast<const T*>(p.att) + f);
+        out[f] += to[f];  // which is stored to columns alone
+      } else {
+        to[f] *= slope;
+      }
+      if (p.role == kPairToRows || SCORE == kScaledDot) store(static_cast<T*>(p.to_own) + row * width + f, to[f]);
     }
   }
 };

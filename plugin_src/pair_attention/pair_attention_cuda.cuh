@@ -193,7 +193,7 @@ struct Pair {
         for (int i = 0; i < N; ++i) now.out[i] += kept_share * value(c, i);
       } else {
         const A* of_row = ROLE == kPairToRows ? stats : four[c];
-        const A share = fast_exp(s[c] - of_row[0]) * of_row[1];
+        const A share = fast_exp(s[c] - of_row[0]) * of_row[2];
         const A kept_share = keep[c] ? share * scale : A{0};
         const A ds = kept_share * dot[c] - share * of_row[3];
 #pragma unroll
@@ -213,13 +213,23 @@ struct Pair {
       for (int i = 0; i < kOut; ++i) now.out[i] *= over * scale;
       if (p.new_stats && f % (p.width / p.heads) == 0) {
         A* at = static_cast<A*>(p.new_stats) + (row * p.heads + head) * 4;
-        at[0] = degree > 0 ? now.most : A{0}, at[1] = over, at[2] = at[3] = 0;
+        at[0] = degree > 0 ? now.most : A{0}, at[2] = over, at[1] = at[3] = 0;
       }
     } else {
+      if constexpr (SCORE == kGatv2) {
+        A product[kTo];
 #pragma unroll
-      for (int i = 0; i < kTo; ++i)
-        if (SCORE == kScaledDot) now.to[i] *= slope;
-      store_features(p.to_own, row, now.to);
+        for (int i = 0; i < kTo; ++i) {
+          product[i] = degree > 0 ? own[i] * now.to[i] : A{0};
+          now.to[i] *= att[i];
+          if (ROLE == kPairToColumns) now.out[i] += now.to[i];
+        }
+        store_features(p.product, row, product);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kTo; ++i) now.to[i] *= slope;
+      }
+      if (ROLE == kPairToRows || SCORE == kScaledDot) store_features(p.to_own, row, now.to);
     }
     if constexpr (ROLE != kPairToRows) store_features(p.out, row, now.out);
   }
