@@ -247,13 +247,19 @@ def attention(
             return leaky_relu(dst.index_select(0, at) + src.index_select(0, few.src), slope)
 
         return _over_few(few, additive, x, heads, dropout, place), None
-    if weights or not _fuses(dropout, dst.shape[1]):
+    # On a CPU the coefficients are few beside the features, and to have them costs less than to compute them twice.
+    if weights or not graph.is_cuda or not _fuses(dropout, dst.shape[1]):
         alpha = softmax(graph, None, dst, src, slope, place=place)
         if dropout:
             alpha = torch.nn.functional.dropout(alpha, p=dropout, training=True)
         return aggregate(graph, x, alpha, "sum", place=place, training=training), alpha
+    return fused_attention(graph, x, dst, src, slope, dropout, place=place), None
+
+
+def fused_attention(graph: Graph, x: Tensor, dst: Tensor, src: Tensor, slope: float, dropout: float = 0.0, *, place: str) -> Tensor:
+    """The same without coefficients, which do not exist."""
     args, needs_grad, seed = _prepare(graph, place, dropout, x, dst, src)
-    return call(ATTENTION, needs_grad, args, dst, src, x, slope, float(dropout), seed, needs_grad), None
+    return call(ATTENTION, needs_grad, args, dst, src, x, slope, float(dropout), seed, needs_grad)  # type: ignore[no-any-return]
 
 
 def dot_attention(

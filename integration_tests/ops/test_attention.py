@@ -51,12 +51,12 @@ def test_graphs_and_shapes(name, heads, width, device):
         return
     edge_index, graph, leaves = _inputs(name, heads, width, torch.float64, device)
     found, expected = (
-        execute.attention(graph, leaves[2], *leaves[:2], SLOPE, place="test")[0],
+        execute.fused_attention(graph, leaves[2], *leaves[:2], SLOPE, place="test"),
         _expected(edge_index, graph.num_dst, *leaves, SLOPE),
     )
     assert relative_error(found, expected) < 1e-11
     with torch.no_grad():
-        assert torch.equal(found, execute.attention(graph, leaves[2], *leaves[:2], SLOPE, place="test")[0])
+        assert torch.equal(found, execute.fused_attention(graph, leaves[2], *leaves[:2], SLOPE, place="test"))
     seed = torch.randn_like(found)
     for f, e in zip(torch.autograd.grad(found, leaves, seed), torch.autograd.grad(expected, leaves, seed)):
         assert _close(f, e, 1e-10)
@@ -67,7 +67,7 @@ def test_graphs_and_shapes(name, heads, width, device):
 @pytest.mark.parametrize("name", ["hub", "random"])
 def test_dtypes_and_slopes(name, slope, dtype, device):
     edge_index, graph, leaves = _inputs(name, 4, 16, dtype, device)
-    found = execute.attention(graph, leaves[2], *leaves[:2], slope, place="test")[0]
+    found = execute.fused_attention(graph, leaves[2], *leaves[:2], slope, place="test")
     exact = [t.detach().double().requires_grad_() for t in leaves]
     expected = _expected(edge_index, graph.num_dst, *exact, slope)
     assert found.dtype == dtype and relative_error(found, expected) < TOLERANCE[dtype]
@@ -85,7 +85,7 @@ def test_dropout(heads, width, dropout, device):
     dst, src, x = leaves
 
     def run():
-        return execute.attention(graph, x, dst, src, SLOPE, dropout, place="test")[0]
+        return execute.fused_attention(graph, x, dst, src, SLOPE, dropout, place="test")
 
     torch.manual_seed(5)
     found = run()
@@ -104,7 +104,7 @@ def test_dropout(heads, width, dropout, device):
     assert all(_close(f, e, 1e-9) for f, e in zip(*seconds))
     with gnnfast.override(dropout="framework"):
         torch.manual_seed(5)
-        framework = run()
+        framework = execute.attention(graph, x, dst, src, SLOPE, dropout, place="test")[0]
     torch.manual_seed(5)
     mask = torch.nn.functional.dropout(torch.ones(graph.num_edges, heads, dtype=torch.float64, device=device), dropout)
     assert relative_error(framework, _expected(edge_index, graph.num_dst, *leaves, SLOPE, mask)) < 1e-11
@@ -134,7 +134,7 @@ def test_gradcheck(name, device):
     def run(dst, src, x):
         x = x.sin()
         src = src + x.view(-1, 2, 3).sum(-1)  # the score depends on x, as in a layer
-        return execute.attention(graph, x, dst, src, SLOPE, place="test")[0]
+        return execute.fused_attention(graph, x, dst, src, SLOPE, place="test")
 
     assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
     assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
@@ -145,7 +145,7 @@ def test_some_gradients(needed, device):
     edge_index, graph, leaves = _inputs("random", 2, 8, torch.float64, device)
     leaves = [t.detach().requires_grad_(need) for t, need in zip(leaves, needed)]
     wanted = [t for t in leaves if t.requires_grad]
-    found = execute.attention(graph, leaves[2], *leaves[:2], SLOPE, place="test")[0]
+    found = execute.fused_attention(graph, leaves[2], *leaves[:2], SLOPE, place="test")
     expected = _expected(edge_index, graph.num_dst, *leaves, SLOPE)
     assert found.requires_grad == bool(wanted) and relative_error(found, expected) < 1e-11
     for f, e in zip(*(torch.autograd.grad(out.sin().sum(), wanted) if wanted else () for out in (found, expected))):
@@ -154,7 +154,7 @@ def test_some_gradients(needed, device):
 
 def test_backward_twice(device):
     _, graph, leaves = _inputs("hub", 2, 8, torch.float32, device)
-    out = execute.attention(graph, leaves[2], *leaves[:2], SLOPE, place="test")[0]
+    out = execute.fused_attention(graph, leaves[2], *leaves[:2], SLOPE, place="test")
     first = torch.autograd.grad(out.sum(), leaves, retain_graph=True)
     assert all(torch.equal(a, b) for a, b in zip(first, torch.autograd.grad(out.sum(), leaves)))
 
@@ -163,7 +163,7 @@ def test_extreme_scores(device):
     edge_index, graph, leaves = _inputs("random", 2, 8, torch.float32, device, scale=1e4)
     dst, src, _ = leaves
     ones = torch.ones(graph.num_src, 16, device=device, requires_grad=True)
-    found = execute.attention(graph, ones, dst, src, SLOPE, place="test")[0]
+    found = execute.fused_attention(graph, ones, dst, src, SLOPE, place="test")
     some = edge_index[1].bincount(minlength=graph.num_dst) > 0
     assert (found[some] - 1).abs().max() < 1e-6 and not found[~some].any()
     assert all(g.isfinite().all() for g in torch.autograd.grad(found.sum(), (dst, src, ones)))
@@ -173,7 +173,7 @@ def test_extreme_scores(device):
     for special in (None, torch.inf, torch.nan):
         if special is not None:
             masked[1] = special
-        found = execute.attention(graph, leaves[2], dst, masked, 1.0, place="test")[0]
+        found = execute.fused_attention(graph, leaves[2], dst, masked, 1.0, place="test")
         expected = _expected(edge_index, graph.num_dst, dst.double(), masked.double(), leaves[2].double(), 1.0)
         assert torch.equal(found.isnan(), expected.isnan())
         assert relative_error(found.nan_to_num(), expected.nan_to_num()) < 1e-5
@@ -184,7 +184,7 @@ def test_a_million_edges_in_a_row(device):
     edge_index = torch.stack([torch.arange(edges) % 1000, torch.full((edges,), 5)]).to(device)
     graph = Graph.from_edge_index(edge_index, (1000, 7))
     leaves = [torch.randn(n, k, device=device, requires_grad=True) for n, k in ((7, 2), (1000, 2), (1000, 8))]
-    found = execute.attention(graph, leaves[2], *leaves[:2], SLOPE, place="test")[0]
+    found = execute.fused_attention(graph, leaves[2], *leaves[:2], SLOPE, place="test")
     exact = [t.detach().double().requires_grad_() for t in leaves]
     expected = _expected(edge_index, 7, *exact, SLOPE)
     assert relative_error(found, expected) < 1e-5
@@ -197,7 +197,7 @@ def test_from_run_to_run(device):
     _, graph, leaves = _inputs("hub", 4, 16, torch.float32, device)
     runs = []
     for _ in range(3):
-        out = execute.attention(graph, leaves[2], *leaves[:2], SLOPE, place="test")[0]
+        out = execute.fused_attention(graph, leaves[2], *leaves[:2], SLOPE, place="test")
         runs.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
     assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(run, runs[0]))
 
@@ -242,7 +242,7 @@ def test_features_that_are_not_finite_stay_where_they_are_used(device):
         t[2] = torch.nan
     for t in leaves:
         t.requires_grad_()
-    found = execute.attention(graph, leaves[2], *leaves[:2], SLOPE, place="test")[0]
+    found = execute.fused_attention(graph, leaves[2], *leaves[:2], SLOPE, place="test")
     grads = torch.autograd.grad(found.square().sum() + (found[2] * torch.nan).sum() * 0, leaves)
     assert found.isfinite().all() and all(g.isfinite().all() and not g[2].any() for g in grads)
     att = torch.randn(4, dtype=torch.float64, device=device, requires_grad=True)
@@ -260,7 +260,7 @@ def test_dropout_of_a_captured_graph(device):
     dst, src, x = (t.detach() for t in leaves)
 
     def run():
-        return execute.attention(graph, x, dst, src, SLOPE, 0.5, place="test")[0]
+        return execute.fused_attention(graph, x, dst, src, SLOPE, 0.5, place="test")
 
     run()
     captured = torch.cuda.CUDAGraph()
