@@ -247,8 +247,10 @@ def attention(
             return leaky_relu(dst.index_select(0, at) + src.index_select(0, few.src), slope)
 
         return _over_few(few, additive, x, heads, dropout, place), None
-    # On a CPU the coefficients are few beside the features, and to have them costs less than to compute them twice.
-    if weights or not graph.is_cuda or not _fuses(dropout, dst.shape[1]):
+    # Gradients take coefficients that exist: those of fused_attention lose digits where features are large (ops.attention). On a
+    # CPU they are few beside the features, and to have them costs less than to compute them twice.
+    needs_grad = torch.is_grad_enabled() and (x.requires_grad or dst.requires_grad or src.requires_grad)
+    if weights or needs_grad or not graph.is_cuda or not _fuses(dropout, dst.shape[1]):
         alpha = softmax(graph, None, dst, src, slope, place=place)
         if dropout:
             alpha = torch.nn.functional.dropout(alpha, p=dropout, training=True)
@@ -279,10 +281,11 @@ def dot_attention(
     (``[num_dst, F]``, ``[num_src, F]``) after ``dropout``: ``[num_dst, F]``, and with ``weights`` the coefficients ``[E, H]``
     before it."""
     if isinstance(graph, Few):
-        few, asked = graph, (query * scale).view(graph.num_dst, heads, -1)
+        few, shape = graph, (heads, key.shape[1] // heads)
+        asked = (query * scale).view(graph.num_dst, *shape)
 
         def product(_: Tensor, at: Tensor) -> Tensor:
-            return (asked.index_select(0, at) * key.view(few.num_src, heads, -1).index_select(0, few.src)).sum(-1)
+            return (asked.index_select(0, at) * key.view(few.num_src, *shape).index_select(0, few.src)).sum(-1)
 
         return _over_few(few, product, value, heads, dropout, place), None
     if weights or not _fuses(dropout, heads) or not _holds_a_head(key, heads):
@@ -299,7 +302,8 @@ def gatv2_attention(
     """``key [num_src, F]`` of the in-neighbours, weighted by the softmax of ``<att, leaky_relu(query[dst] + key[src])>`` per head
     (``att [F]``, ``query [num_dst, F]``) after ``dropout``: ``[num_dst, F]``. ``None`` where there are no kernels for that."""
     if isinstance(graph, Few):
-        asked, of_heads = query.view(graph.num_dst, heads, -1), att.view(heads, -1)
+        width = key.shape[1] // heads
+        asked, of_heads = query.view(graph.num_dst, heads, width), att.view(heads, width)
 
         def gatv2(keys: Tensor, at: Tensor) -> Tensor:
             return (leaky_relu(asked.index_select(0, at) + keys, slope) * of_heads).sum(-1)
@@ -315,7 +319,7 @@ def _over_few(
     few: Few, score: Callable[[Tensor, Tensor], Tensor], values: Tensor, heads: int, dropout: float, place: str
 ) -> Tensor:
     ran(place, "torch's operations", "too small to gain from kernels, as the graph is new")
-    return attend(few, score, values.view(few.num_src, heads, -1), dropout)
+    return attend(few, score, values.view(few.num_src, heads, values.shape[1] // heads), dropout)
 
 
 def _fuses(dropout: float, heads: int) -> bool:

@@ -42,7 +42,7 @@ def _make_conv(parts: _Parts) -> Callable[[FunctionType], Callable[..., Any]]:
         def attention_conv(module: Any, x: Any, edge_index: Any, edge_attr: Any, *rest: Any) -> Any:
             size, weights = rest if parts.takes_size else (None, *rest)
             place = f"pyg {type(module).__name__}"
-            small = is_first_and_small(module, edge_index)
+            small = is_first_and_small(module, edge_index) and not guards.capturing(edge_index.device)
             try:
                 pair = x if type(x) is tuple else (x, x)
                 _check(known, parts, module, pair, edge_index, edge_attr, size, weights)
@@ -188,7 +188,7 @@ def _gat(
     fits = all(_is_plain(h, (n, heads * width), pair[0]) and _is_plain(a, (n, heads), pair[0]) for n, (h, a) in zip(rows, sides))
     alpha = None
     if not fits or edge_attr is not None:  # scores of edges, or what hooks and replaced parts gave: as PyG goes on
-        given = _as_pyg_lists(module, graph, looped)
+        looped = given = _as_pyg_lists(module, (h_src.shape[0], h_dst.shape[0]), looped)
         alpha = module.edge_updater(given, alpha=(a_src, a_dst), edge_attr=edge_attr, size=None)
         x_pair = h_src.view(-1, heads, width), h_dst.view(-1, heads, width)
         out = module.propagate(given, x=x_pair, alpha=alpha, size=None).view(-1, heads * width)
@@ -229,7 +229,7 @@ def _gatv2(
         out = execute.gatv2_attention(graph, right, left, att.view(-1), heads, module.negative_slope, _dropout(module), place=place)
     fused = out is not None
     if out is None:
-        given = _as_pyg_lists(module, graph, looped)
+        given = _as_pyg_lists(module, (left.shape[0], right.shape[0]), looped)
         both = left.view(-1, heads, width), right.view(-1, heads, width)
         out = module.propagate(given, x=both, alpha=module.edge_updater(given, x=both, edge_attr=None)).view(-1, shape)
     return _finish(module, out, res, fused)
@@ -261,11 +261,9 @@ def _transformer(
     return out
 
 
-def _as_pyg_lists(module: Any, graph: Any, looped: Tensor) -> Tensor:
-    """The edges for parts of a layer that are run as PyG runs them."""
-    if not module.add_self_loops:
-        return looped
-    return with_self_loops(looped, min(graph.num_src, graph.num_dst)) if isinstance(graph, Few) else looped.clone()
+def _as_pyg_lists(module: Any, rows: tuple[int, int], looped: Tensor) -> Tensor:
+    """The edges for parts of a layer that are run as PyG runs them: it adds loops to as many nodes as it then has ``rows``."""
+    return with_self_loops(looped, min(rows)) if module.add_self_loops else looped
 
 
 def _dropout(module: Any) -> float:
@@ -289,7 +287,9 @@ def _finish(module: Any, out: Tensor, res: Tensor | None, fused: bool) -> Tensor
 
 
 def _is_plain(t: Any, shape: tuple[int, int], like: Tensor) -> bool:
-    return type(t) is Tensor and t.shape == shape and t.dtype is like.dtype and t.device == like.device
+    return (
+        type(t) is Tensor and t.layout is torch.strided and t.shape == shape and t.dtype is like.dtype and t.device == like.device
+    )
 
 
 _ALPHA = Message("x", "alpha", "unsqueeze", False)
@@ -321,6 +321,8 @@ def dot_attention(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, 
     assert query is not None and key is not None and value is not None
     own = module.__dict__
     if own["node_dim"] != 0 or own["flow"] != "source_to_target" or value.shape[0] != key.shape[0]:
+        raise Unsupported("an option is not served")
+    if type(own["dropout"]) not in (int, float) or not 0 <= own["dropout"] <= 1:
         raise Unsupported("an option is not served")
     reason = replaced_in_attention(type(module))
     if reason or torch.is_autocast_enabled(query.device.type) or edge_index.device != query.device:

@@ -398,8 +398,8 @@ _met = Sightings()
 
 
 def _scattered(x: Tensor, scale: Tensor, edge_index: Tensor, place: str) -> Tensor:
-    """The sum over a graph, and ``scale * x``, by the operations with which PyG makes it: on small graphs the host takes longer
-    between these than in them. Raises Unsupported if PyG's own must run."""
+    """The sum over a graph, added to ``scale * x``, by operations that PyG uses too: on small graphs the host takes longer between
+    these than in them. Raises Unsupported if PyG's own must run."""
     if edge_index.shape[0] != 2 or edge_index.dtype is not torch.int64 or guards.operand("edge_index", edge_index):
         raise Unsupported("the edges are not as PyG wants them")
     src, dst = edge_index.unbind()

@@ -510,3 +510,61 @@ def test_loops_that_are_hidden_have_no_say(device):
     src = torch.tensor([[0.0], [1e4], [-1e4]], device=device)
     out, _ = execute.attention(few, torch.eye(3, device=device), torch.zeros(3, 1, device=device), src, 1.0, place="test")
     assert torch.equal(out, torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]], device=device))
+
+
+@pytest.mark.parametrize("size", [1.0, 100.0, 1000.0])
+@pytest.mark.parametrize("make", [nn.GATConv, nn.GATv2Conv, nn.TransformerConv])
+def test_gradients_beside_a_row_of_large_features(make, size, device):
+    """Coefficients are then near one, and gradients differences of what is large."""
+    worst = {True: 0.0, False: 0.0}
+    for seed in range(3):
+        torch.manual_seed(seed)
+        edge_index = torch.randint(0, 30, (2, 150), device=device)
+        layer, x = make(F, 4, heads=3).to(device), torch.randn(30, F, device=device)
+        x[3] *= size
+        exact, weights = copy.deepcopy(layer).double(), torch.linspace(0.5, 1.5, 360, device=device).view(30, 12)
+
+        def gradients(layer, x, weights=weights, edge_index=edge_index):
+            x = x.clone().requires_grad_()
+            return torch.autograd.grad((layer(x, edge_index) * weights.to(x.dtype)).sum(), [x, *layer.parameters()])
+
+        gnnfast.disable()
+        expected, results = gradients(exact, x.double()), {False: gradients(layer, x)}
+        gnnfast.enable()
+        results[True] = gradients(layer, x)
+        for on, found in results.items():
+            errors = [float((f - e).abs().max() / e.abs().max()) for f, e in zip(found, expected) if e.abs().max() > 1e-9]
+            worst[on] = max(worst[on], *errors)
+    assert worst[True] < 10 * worst[False] + 1e-6
+
+
+@pytest.mark.parametrize("make", [nn.GATConv, nn.GATv2Conv, nn.TransformerConv])
+def test_small_graphs_without_nodes(make, device, monkeypatch):
+    monkeypatch.setattr("gnnfast.pyg.attention.is_first_and_small", lambda module, edge_index: True)
+    layer = make(F, 5, heads=3).to(device)
+    assert layer(torch.randn(0, F, device=device), torch.empty(2, 0, dtype=torch.int64, device=device)).shape == (0, 15)
+
+
+@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize("make", [nn.GATConv, nn.GATv2Conv])
+def test_linear_layers_that_give_more_rows(make, small, device, monkeypatch):
+    """PyG adds loops to as many nodes as there are rows after them."""
+    monkeypatch.setattr("gnnfast.pyg.attention.is_first_and_small", lambda module, edge_index: small)
+    edge_index, n, _ = GRAPHS["random"]()
+    layer, x = make(F, 5, heads=2).to(device), torch.randn(n, F, device=device)
+    for lin in (layer.lin,) if make is nn.GATConv else (layer.lin_l, layer.lin_r):
+        lin.register_forward_hook(lambda module, args, out: torch.cat([out, out]))
+    found = layer(x, edge_index.to(device))
+    gnnfast.disable()
+    expected = layer(x, edge_index.to(device))
+    gnnfast.enable()
+    assert found.shape == expected.shape and relative_error(found, expected) < 1e-5
+
+
+def test_a_dropout_that_is_none(device):
+    edge_index, n, _ = GRAPHS["random"]()
+    for make in (nn.GATConv, nn.GATv2Conv, nn.TransformerConv):
+        layer = make(F, 5).to(device).eval()
+        layer.dropout = 2.0
+        with pytest.raises(ValueError, match="dropout probability"):
+            layer(torch.randn(n, F, device=device), edge_index.to(device))
