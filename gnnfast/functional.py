@@ -223,8 +223,9 @@ def attention(
 ) -> Tensor:
     r"""Attention over the in-neighbours of each node, per head:
     :math:`y_i = \sum_{e: j \to i} p_e \, v_j` with :math:`p_e` the softmax of scores :math:`s_e` over the in-edges of :math:`i`.
-    Nothing exists per edge, forward or backward (online softmax: Milakov and Gimelshein, 2018; coefficients are computed again, as
-    in FlashAttention, Dao et al., 2022). Differentiable twice. Nodes without in-edges get 0.
+    Nothing exists per edge (online softmax: Milakov and Gimelshein, 2018; coefficients are computed again backward, as in
+    FlashAttention, Dao et al., 2022), but coefficients ``[E, H]`` where ``"additive"`` is trained or on a CPU. Differentiable
+    twice. Nodes without in-edges get 0.
 
     Args:
         graph: ``num_src`` sources, ``num_dst`` destinations.
@@ -239,7 +240,7 @@ def attention(
         slope: of the leaky ReLU for negative numbers.
         scale: of ``"dot"``; :math:`1 / \sqrt{D}` if not given.
         dropout: the share of coefficients left out, others are scaled up; drawn from torch's generator, but by other draws than
-            ``torch.nn.functional.dropout`` makes of a seed, unless ``GNNFAST_DROPOUT=framework``.
+            ``torch.nn.functional.dropout`` makes of a seed where coefficients do not exist, unless ``GNNFAST_DROPOUT=framework``.
 
     Returns:
         ``[num_dst, H, D]``. NaN as :func:`edge_softmax`. Kept for the backward pass: do not write into it before.

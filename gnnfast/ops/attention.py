@@ -4,9 +4,9 @@
 the last two are for the backward pass, and empty without ``train``. ``attention_keep(seed, E, H, dropout) -> [E, H] bool``: what
 the dropout of ``seed`` keeps, edges in the user's order.
 
-Gradients of scores are differences of sums over whole rows here. Relative to these sums they have the precision of the dtype, and so
-lose digits where features are large and coefficients near one, which the difference of each edge alone would keep (features of 1,000
-in float32: off by a tenth). Layers therefore take this op where no gradient is asked for.
+Gradients of scores are differences of sums over whole rows here. Relative to these sums they have the precision of the dtype, and
+so lose digits where features are large and coefficients near one, which the difference of each edge alone would keep (features of
+1,000 in float32: off by a tenth). Layers therefore take this op where no gradient is asked for.
 """
 
 from __future__ import annotations
