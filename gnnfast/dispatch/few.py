@@ -19,10 +19,6 @@ class Few(NamedTuple):
     num_src: int
     num_dst: int
 
-    @property
-    def nbytes(self) -> int:
-        return self.src.nbytes + self.dst.nbytes + (0 if self.hidden is None else self.hidden.nbytes)
-
 
 def few_edges(edge_index: Tensor, num_src: int, num_dst: int) -> Few:
     """Those of ``edge_index [2, E]``."""

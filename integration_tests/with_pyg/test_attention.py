@@ -30,6 +30,17 @@ OPTIONS = {
 }
 
 
+class _Pair(torch.nn.Module):
+    """Features of sources and destinations as arguments of their own."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.conv = layer
+
+    def forward(self, a, b, edge_index):
+        return self.conv((a, b), edge_index)
+
+
 def _served(report):
     return any(place == "pyg GATConv" and kernel in ("attention", "edge softmax") for place, kernel, _ in report.kernels)
 
@@ -54,15 +65,7 @@ def test_bipartite(name, loops, device):
     x = (torch.randn(m, f, device=device, dtype=torch.float64) for m, f in ((num_src, F), (num_dst, 6)))
     layer = nn.GATConv((F, 6), 5, heads=2, add_self_loops=loops).to(device, torch.float64)
 
-    class Pair(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = layer
-
-        def forward(self, a, b, edge_index):
-            return self.conv((a, b), edge_index)
-
-    assert _served(compare(Pair(), *x, edge_index.to(device), tolerance=1e-9))
+    assert _served(compare(_Pair(layer), *x, edge_index.to(device), tolerance=1e-9))
 
 
 def test_edge_features(device):
@@ -238,15 +241,7 @@ def test_pairs_of_nodes(name, make, device):
     options = {"add_self_loops": False} if make is nn.GATv2Conv else {}
     layer = make((F, 6), 5, heads=2, **options).to(device, torch.float64)
 
-    class Pair(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = layer
-
-        def forward(self, a, b, edge_index):
-            return self.conv((a, b), edge_index)
-
-    report = compare(Pair(), *x, edge_index.to(device), tolerance=1e-9)
+    report = compare(_Pair(layer), *x, edge_index.to(device), tolerance=1e-9)
     assert "attention" in {kernel for _, kernel, _ in report.kernels}
 
 
