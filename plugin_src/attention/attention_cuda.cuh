@@ -9,7 +9,7 @@
 #include "attention_args.h"
 #include "common/math.cuh"
 #include "common/walk.cuh"
-#include "random.h"
+#include "kept_edges.cuh"
 
 namespace gnnfast {
 
@@ -76,26 +76,7 @@ struct Attend {
     own = to_acc(__ldg(static_cast<const T*>(p.own) + int64_t{row} * p.heads + head));
   }
 
-  struct Edges {
-    int col[kColumns];
-    uint32_t keep[kColumns];  // bit h: head h is kept
-
-    template <int LANES>
-    __device__ void read(const Attend& m, int first, int end) {
-#pragma unroll
-      for (int u = 0; u < kColumns; ++u) {
-        const int slot = first + u * LANES + m.lane % LANES;
-        col[u] = 0, keep[u] = 0;
-        if (slot < end) {
-          col[u] = __ldg(m.p.a.col + slot);
-          if (m.p.seed) {
-            const int id = m.p.a.perm ? __ldg(m.p.a.perm + slot) : slot;
-            keep[u] = kept_heads(__ldg(m.p.seed), id, static_cast<int>(m.p.heads), m.kept);
-          }
-        }
-      }
-    }
-  };
+  using Edges = KeptEdges<kColumns>;
 
   template <int LANES, bool WHOLE>
   __device__ void take(int j, int group, int count, int, const Edges& edges) {

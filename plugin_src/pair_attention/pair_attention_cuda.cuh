@@ -5,7 +5,7 @@
 // needs one alone except to columns; and to columns 16 (stats) a head.
 #pragma once
 
-#include "attention/random.h"
+#include "attention/kept_edges.cuh"
 #include "common/math.cuh"
 #include "common/vec.cuh"
 #include "common/walk.cuh"
@@ -106,23 +106,7 @@ struct Pair {
     }
   }
 
-  struct Edges {
-    int col[kColumns];
-    uint32_t keep[kColumns];  // bit h: head h is kept
-
-    template <int LANES>
-    __device__ void read(const Pair& m, int first, int end) {
-      const int slot = first + m.lane % LANES;
-      col[0] = 0, keep[0] = 0;
-      if (slot < end) {
-        col[0] = __ldg(m.p.a.col + slot);
-        if (m.p.seed) {
-          const int id = m.p.a.perm ? __ldg(m.p.a.perm + slot) : slot;
-          keep[0] = kept_heads(__ldg(m.p.seed), id, static_cast<int>(m.p.heads), m.kept);
-        }
-      }
-    }
-  };
+  using Edges = KeptEdges<kColumns>;
 
   // The sum over the lanes of a head, each of which gets it.
   template <int N>
