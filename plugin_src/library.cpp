@@ -28,12 +28,10 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   m.def("edge_softmax_backward(" GNNFAST_GRAPH
         ", Tensor prob, Tensor grad, Tensor? score, Tensor? dst, Tensor? src, float slope, bool sums) -> (Tensor, Tensor)");
   // attention/attention.h
-  m.def(
-      "attention(" GNNFAST_GRAPH
-      ", Tensor dst, Tensor src, Tensor x, float slope, float dropout, Tensor? seed, bool train) -> (Tensor, Tensor, Tensor)");
+  m.def("attention(" GNNFAST_GRAPH
+        ", Tensor dst, Tensor src, Tensor x, float slope, float dropout, Tensor? seed, bool train) -> (Tensor, Tensor)");
   m.def("attention_backward(" GNNFAST_GRAPH
-        ", Tensor src, Tensor x, Tensor out, Tensor positive, Tensor stats, Tensor grad, float slope, float dropout, Tensor? "
-        "seed) "
+        ", Tensor src, Tensor x, Tensor out, Tensor stats, Tensor grad, float slope, float dropout, Tensor? seed) "
         "-> (Tensor, Tensor, Tensor)");
   m.def("attention_keep(Tensor seed, int num_edges, int heads, float dropout) -> Tensor");
   // pair_attention/pair_attention.h

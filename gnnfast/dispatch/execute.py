@@ -26,7 +26,7 @@ from gnnfast.types import EXTREMA
 from gnnfast.unsupported import Unsupported
 
 if _native.cpu.loaded:
-    from gnnfast.ops.attention import ATTENTION, MOST_DROP_HEADS
+    from gnnfast.ops.attention import ATTENTION, MOST_DROP_HEADS, holds_a_head
     from gnnfast.ops.edge_softmax import EDGE_SOFTMAX
     from gnnfast.ops.layer import Coo, Formats, layer
     from gnnfast.ops.pair_attention import PAIR_ATTENTION
@@ -247,10 +247,8 @@ def attention(
             return leaky_relu(dst.index_select(0, at) + src.index_select(0, few.src), slope)
 
         return _over_few(few, additive, x, heads, dropout, place), None
-    # Gradients take coefficients that exist: those of fused_attention lose digits where features are large (ops.attention). On a
-    # CPU they are few beside the features, and to have them costs less than to compute them twice.
-    needs_grad = torch.is_grad_enabled() and (x.requires_grad or dst.requires_grad or src.requires_grad)
-    if weights or needs_grad or not graph.is_cuda or not _fuses(dropout, dst.shape[1]):
+    # On a CPU coefficients are few beside the features, and to have them costs less than to compute them twice.
+    if weights or not graph.is_cuda or not _fuses(dropout, dst.shape[1]) or not holds_a_head(x, dst.shape[1]):
         alpha = softmax(graph, None, dst, src, slope, place=place)
         if dropout:
             alpha = torch.nn.functional.dropout(alpha, p=dropout, training=True)
@@ -288,7 +286,7 @@ def dot_attention(
             return (asked.index_select(0, at) * key.view(few.num_src, *shape).index_select(0, few.src)).sum(-1)
 
         return _over_few(few, product, value, heads, dropout, place), None
-    if weights or not _fuses(dropout, heads) or not _holds_a_head(key, heads):
+    if weights or not _fuses(dropout, heads) or not holds_a_head(key, heads):
         alpha = softmax(graph, dot(graph, query, key, heads, place) * scale, place=place)
         kept = torch.nn.functional.dropout(alpha, p=dropout, training=True) if dropout else alpha
         return aggregate(graph, value, kept, "sum", place=place, training=training), alpha
@@ -309,7 +307,7 @@ def gatv2_attention(
             return (leaky_relu(asked.index_select(0, at) + keys, slope) * of_heads).sum(-1)
 
         return _over_few(graph, gatv2, key, heads, dropout, place)
-    if not _fuses(dropout, heads) or not _holds_a_head(key, heads):
+    if not _fuses(dropout, heads) or not holds_a_head(key, heads):
         return None
     args, needs_grad, seed = _prepare(graph, place, dropout, query, key, att)
     return call(PAIR_ATTENTION, needs_grad, args, query, key, None, att, heads, slope, float(dropout), seed, needs_grad)  # type: ignore[no-any-return]
@@ -328,12 +326,6 @@ def _fuses(dropout: float, heads: int) -> bool:
     if dropout and (dropout >= 1 or current.dropout == "framework" or heads > MOST_DROP_HEADS):
         return False
     return not current.autotune and current.kernel in ("auto", "gar") and not _samples(current)
-
-
-def _holds_a_head(key: Tensor, heads: int) -> bool:
-    """Whether a warp holds the features of one head (most_pair_features in plugin_src/pair_attention)."""
-    features, vector = key.shape[1] // heads, 16 // key.element_size()
-    return not key.is_cuda or features <= 32 * (1 if features % vector else vector)
 
 
 def _prepare(graph: Graph, place: str, dropout: float, *operands: Tensor) -> tuple[tuple[Any, ...], bool, Tensor | None]:

@@ -1,12 +1,8 @@
 """Attention with additive scores as one op. Contract and citations: ``plugin_src/attention/attention_args.h``.
 
-``attention(graph, dst [M, H], src [N, H], x [N, F], slope, dropout, seed [1] int64 | None, train) -> out [M, F], positive, stats``:
-the last two are for the backward pass, and empty without ``train``. ``attention_keep(seed, E, H, dropout) -> [E, H] bool``: what
-the dropout of ``seed`` keeps, edges in the user's order.
-
-Gradients of scores are differences of sums over whole rows here. Relative to these sums they have the precision of the dtype, and
-so lose digits where features are large and coefficients near one, which the difference of each edge alone would keep (features of
-1,000 in float32: off by a tenth). Layers therefore take this op where no gradient is asked for.
+``attention(graph, dst [M, H], src [N, H], x [N, F], slope, dropout, seed [1] int64 | None, train) -> out [M, F], stats``: the
+last for the backward pass, and empty without ``train``. ``attention_keep(seed, E, H, dropout) -> [E, H] bool``: what the dropout
+of ``seed`` keeps, edges in the user's order.
 """
 
 from __future__ import annotations
@@ -17,24 +13,25 @@ import torch
 from torch import Tensor
 
 from gnnfast.ops.edge_softmax import EDGE_SOFTMAX
-from gnnfast.ops.spmm import GRAPH_ARGS, SPMM, Formula, call, register, rows_of, run, swap
+from gnnfast.ops.spmm import GRAPH_ARGS, SPMM, Formula, call, register, rows_of, run, sum_of_edges, swap
 
 _ops = torch.ops.gnnfast
 MOST_DROP_HEADS = 32  # kMostDropHeads in plugin_src/attention/random.h
 
 
 @torch.library.register_fake("gnnfast::attention")
-def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(*args: Any) -> tuple[Tensor, Tensor]:
     dst, _, x, *_, train = args[GRAPH_ARGS:]
     wide = torch.float64 if x.dtype is torch.float64 else torch.float32
-    kept = rows_of(args) if train else 0
-    return x.new_empty(rows_of(args), x.shape[1]), x.new_empty(kept, x.shape[1]), x.new_empty(kept, dst.shape[1], 4, dtype=wide)
+    return x.new_empty(rows_of(args), x.shape[1]), x.new_empty(rows_of(args) if train else 0, dst.shape[1], 4, dtype=wide)
 
 
+# attention_backward(graph of A^T, src, x, out, stats, grad [M, F], slope, dropout, seed)
+#     -> what the sum of dst and src gets by edge [E, H], and the gradients of src and x
 @torch.library.register_fake("gnnfast::attention_backward")
 def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    src, x, _, _, _, grad, *_ = args[GRAPH_ARGS:]
-    return src.new_empty(grad.shape[0], src.shape[1]), torch.empty_like(src), torch.empty_like(x)
+    src, x = args[GRAPH_ARGS : GRAPH_ARGS + 2]
+    return src.new_empty(args[1].shape[0], src.shape[1]), torch.empty_like(src), torch.empty_like(x)
 
 
 @torch.library.register_fake("gnnfast::attention_keep")
@@ -45,24 +42,31 @@ def _(seed: Tensor, num_edges: int, heads: int, dropout: float) -> Tensor:
 def _keep(
     ctx: Any, needs: Any, output: Any, dst: Tensor, src: Tensor, x: Tensor, slope: float, dropout: float, seed: Any, train: bool
 ) -> tuple[Any, ...]:
-    ctx.slope, ctx.dropout, ctx.train = slope, dropout, train
+    ctx.numbers, ctx.train = (slope, dropout), train
     return *output, dst, src, x, seed
 
 
 def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tuple[Any, ...]:
-    out, positive, stats, dst, src, x, seed = kept
+    out, stats, dst, src, x, seed = kept
     if not ctx.train:
         raise RuntimeError("gnnfast: attention was called with train=False, which keeps nothing for a gradient; pass train=True")
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        found = _composed(graph, (dst, src, x), needs, grad, ctx.slope, ctx.dropout, seed)
+    if torch.compiler.is_compiling() or (holds_a_head(x, src.shape[1]) and not torch.is_grad_enabled()):
+        by_edge, to_src, to_x = run(_ops.attention_backward.default, *swap(graph), src, x, out, stats, grad, *ctx.numbers, seed)
+        found = [sum_of_edges(graph, by_edge, src.shape[0]) if needs[0] else None, to_src, to_x]
     else:
-        given = src, x, out, positive, stats, grad, ctx.slope, ctx.dropout, seed
-        found = run(_ops.attention_backward.default, *swap(graph), *given)
+        with torch.enable_grad():
+            found = _composed(graph, (dst, src, x), needs, grad, *ctx.numbers, seed)
     return *(t if need else None for t, need in zip(found, needs)), None, None, None, None
 
 
+def holds_a_head(x: Tensor, heads: int) -> bool:
+    """Whether a warp holds the features of one head (most_pair_features in plugin_src/pair_attention)."""
+    features, vector = x.shape[1] // heads, 16 // x.element_size()
+    return not x.is_cuda or features <= 32 * (1 if features % vector else vector)
+
+
 def _composed(graph: Any, leaves: Any, needs: Any, grad: Tensor, slope: float, dropout: float, seed: Any) -> list[Any]:
-    """The same by ops that can be differentiated once more."""
+    """The same by ops that can be differentiated once more, and take heads of any width."""
     # As inputs of their own: scores may have been computed from x.
     dst, src, x = leaves = [t.view_as(t) for t in leaves]
     prob = call(EDGE_SOFTMAX, True, graph, None, dst, src, slope)

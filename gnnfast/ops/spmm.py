@@ -210,6 +210,11 @@ def _inverse(perm: Tensor | None) -> Tensor | None:
     return inverse(perm)
 
 
+def sum_of_edges(graph: Any, by_edge: Tensor, num_cols: int) -> Tensor:
+    """Of ``[E, H]`` over each row: an SpMM of ones."""
+    return run(_ops.spmm.default, *graph, by_edge, None, by_edge.new_ones(num_cols, by_edge.shape[1]), False)  # type: ignore[no-any-return]
+
+
 def heads_of(weight: Tensor) -> int:
     return weight.shape[1] if weight.dim() == 2 else 1
 

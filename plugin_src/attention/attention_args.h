@@ -9,14 +9,12 @@
 //
 // keep is 1, or with dropout 0 or 1 / (1 - dropout), drawn from `seed`, the edge's id and the head alone (random.h).
 //
-// Backward, with g the gradient of out, D[i, h] = <out[i], g[i]> over head h, and 1' = (raw > 0 ? 1 : slope):
-//   to raw:  p * (keep * <x[j], g[i]> - D[i]) * 1'
+// Backward, with g the gradient of out, D[i, h] = <out[i], g[i]> over head h, and 1' = (raw > 0 ? 1 : slope): a walk over the
+// columns (kAdditive in pair_attention/pair_attention_args.h) gives
+//   to raw:  p * (keep * <x[j], g[i]> - D[i]) * 1'     by edge, and its sum over the column, which is that to src[j]
 //   to x[j]: sum over e of p * keep * g[i]
-// Sums over a row or column of the first need no dot product per edge, as one side of it is the same for all: with sums over
-// the edges of positive score ("positive"), of p * keep * x in the forward pass, of p * keep * g in the backward pass, and of
-// p,
-//   to dst[i]: (1 - slope) * (<positive_out[i], g[i]> - D[i] * positive_p[i]),      as those of all edges add up to 0
-//   to src[j]: slope * <to_x[j], x[j]> + (1 - slope) * <positive_to_x[j], x[j]> - sum over e of p * 1' * D[i]
+// and the sum of the first over rows is that to dst[i]. Sums over whole rows would do without a product per edge, but lose
+// digits where features are large and coefficients near one.
 // Always deterministic. Rows without edges get 0. Rows whose scores are all -inf, or that hold +inf or NaN, are NaN, as in
 // torch.softmax.
 #pragma once
@@ -25,37 +23,24 @@
 
 namespace gnnfast {
 
-enum AttentionRole : int {
-  kInfer,     // out
-  kTrain,     // out, positive and stats
-  kBackward,  // over the transpose: rows are sources; to_x as out, positive, and sums
-};
-
 struct AttentionArgs {
   Csr a;
-  AttentionRole role;
   int64_t width, heads;  // F, H
   double slope, dropout;
   const int64_t* seed;  // [1], on the device; or null
-  const void* own;      // [num_rows, H]: dst, backward src
-  const void* other;    // [num_cols, H]: src; backward, in the accumulation type, [num_cols, H, 4]: dst, max, 1 / sum, D
-  const void* x;        // [num_cols, F]; backward g
+  const void* own;      // [num_rows, H]: dst
+  const void* other;    // [num_cols, H]: src
+  const void* x;        // [num_cols, F]
   void* out;            // [num_rows, F]
-  void* positive;       // [num_rows, F]
-  void* stats;  // in the accumulation type: forward [num_rows, H, 4]: dst, max, 1 / sum, positive p; backward [num_rows, H]
+  void* stats;          // [num_rows, H, 4] in the accumulation type: max, dst, 1 / sum, nothing; or null
 };
 
-// What remains for the gradients of scores, a row and head at a time. Those without edges get 0, whatever their features are.
-struct AttentionRowsArgs {
+// D of each row and head, which is put with the stats. Rows without edges get 0, whatever their features are.
+struct AttentionDotsArgs {
   int64_t num_rows, width, heads;
-  double slope;
-  const int32_t* rowptr;  // [num_rows + 1] of sources; null for destinations, whose stats tell whether they have edges
-  const void* out;        // [num_rows, F]: out, or to_x
-  const void* positive;   // [num_rows, F]
-  const void* with;       // [num_rows, F]: g, or x
-  const void* stats;      // what the kernel above has put there
-  void* packed;           // [num_rows, H, 4]: stats with D, for destinations; else null
-  void* grad;             // [num_rows, H]
+  const void *out, *grad;  // [num_rows, F]
+  const void* stats;       // [num_rows, H, 4]
+  void* packed;            // [num_rows, H, 4]: stats with D
 };
 
 // keep as it is drawn, whether it is 0 or not.

@@ -17,11 +17,11 @@ void Cpu::attention(const AttentionArgs& args, const Tensor& x) {
   });
 }
 
-void Cpu::attention_rows(const AttentionRowsArgs& args, const Tensor& x) {
-  const DType dtype = dtype_of("x", x);
+void Cpu::attention_dots(const AttentionDotsArgs& args, const Tensor& out) {
+  const DType dtype = dtype_of("out", out);
   const int64_t rows = args.num_rows, chunks = thread_count(rows * args.width, 65536);
   parallel_chunks(
-      chunks, [&](int64_t c) { GNNFAST_CALL_ISA(attention_rows, args, dtype, rows * c / chunks, rows * (c + 1) / chunks); });
+      chunks, [&](int64_t c) { GNNFAST_CALL_ISA(attention_dots, args, dtype, rows * c / chunks, rows * (c + 1) / chunks); });
 }
 
 void Cpu::attention_keep(const AttentionKeepArgs& p, const Tensor&) {
@@ -34,7 +34,6 @@ void Cpu::attention_keep(const AttentionKeepArgs& p, const Tensor&) {
 
 STABLE_TORCH_LIBRARY_IMPL(gnnfast, CPU, m) {
   m.impl("attention", TORCH_BOX(&attention<Cpu>));
-  m.impl("attention_backward", TORCH_BOX(&attention_backward<Cpu>));
   m.impl("attention_keep", TORCH_BOX(&attention_keep<Cpu>));
 }
 

@@ -19,11 +19,11 @@ struct Attend {
   const int64_t heads;
   const A slope, scale;
   const uint32_t kept;
-  A *share, *positive;           // [kAttentionTile, H]: coefficients of edges, and those of positive score
-  A *acc, *positive_acc;         // [F]
-  A *most, *sum, *positive_sum;  // [H]; backward: `sum` is of p * 1' * D
-  A *tile_sum, *tile_positive;   // [H]: of these edges alone, so that a long row is no long chain of additions
-  const T* own = nullptr;        // [H], of the row
+  A* share;                // [kAttentionTile, H]: scores and then coefficients of edges
+  A* acc;                  // [F]
+  A *most, *sum;           // [H]
+  A* tile_sum;             // [H]: of these edges alone, so that a long row is no long chain of additions
+  const T* own = nullptr;  // [H], of the row
 
   Attend(const AttentionArgs& args, A* scratch)
       : p(args),
@@ -31,30 +31,17 @@ struct Attend {
         slope(static_cast<A>(args.slope)),
         scale(args.seed ? static_cast<A>(kept_scale(args.dropout)) : A{1}),
         kept(args.seed ? kept_of_65536(args.dropout) : 0) {
-    share = scratch, positive = share + kAttentionTile * heads;
-    acc = positive + kAttentionTile * heads, positive_acc = acc + p.width;
-    most = positive_acc + p.width, sum = most + heads, positive_sum = sum + heads;
-    tile_sum = positive_sum + heads, tile_positive = tile_sum + heads;
+    share = scratch, acc = share + kAttentionTile * heads;
+    most = acc + p.width, sum = most + heads, tile_sum = sum + heads;
   }
 
-  // The scores of `count` edges, before their leaky ReLU, into `positive`, and after it, into `share`.
+  // The scores of `count` edges into `share`.
   void scores(int64_t first, int64_t count) {
     for (int64_t k = 0; k < count; ++k) {
-      A *s = share + k * heads, *raw = positive + k * heads;
-      if (p.role == kBackward) {
-        const A* other = static_cast<const A*>(p.other) + p.a.col[first + k] * heads * 4;
-        for (int64_t h = 0; h < heads; ++h) {
-          const A v = load(own + h) + other[h * 4];
-          raw[h] = v;
-          s[h] = (v > 0 ? v : slope * v) - other[h * 4 + 1];
-        }
-      } else {
-        const T* other = static_cast<const T*>(p.other) + p.a.col[first + k] * heads;
-        for (int64_t h = 0; h < heads; ++h) {
-          const A v = load(own + h) + load(other + h);
-          raw[h] = v;
-          s[h] = v > 0 ? v : slope * v;
-        }
+      const T* other = static_cast<const T*>(p.other) + p.a.col[first + k] * heads;
+      for (int64_t h = 0; h < heads; ++h) {
+        const A v = load(own + h) + load(other + h);
+        share[k * heads + h] = v > 0 ? v : slope * v;
       }
     }
   }
@@ -64,54 +51,41 @@ struct Attend {
       for (int64_t h = 0; h < heads; ++h) most[h] = share[k * heads + h] > most[h] ? share[k * heads + h] : most[h];
   }
 
-  // From scores to coefficients; forward they are still to be divided by their sum.
+  // From scores to coefficients, which are still to be divided by their sum.
   void coefficients(int64_t first, int64_t count) {
     const A inf = std::numeric_limits<A>::infinity();
-    if (p.role != kBackward)
-      for (int64_t k = 0; k < count; ++k)
-        for (int64_t h = 0; h < heads; ++h) {
-          const A s = share[k * heads + h];
-          share[k * heads + h] = most[h] == inf ? std::numeric_limits<A>::quiet_NaN() : s == -inf ? s : s - most[h];
-        }
+    for (int64_t k = 0; k < count; ++k)
+      for (int64_t h = 0; h < heads; ++h) {
+        const A s = share[k * heads + h];
+        share[k * heads + h] = most[h] == inf ? std::numeric_limits<A>::quiet_NaN() : s == -inf ? s : s - most[h];
+      }
     exp_all(share, count * heads);
-    for (int64_t h = 0; h < heads; ++h) tile_sum[h] = tile_positive[h] = 0;
+    for (int64_t h = 0; h < heads; ++h) tile_sum[h] = 0;
     for (int64_t k = 0; k < count; ++k) {
-      A *s = share + k * heads, *raw = positive + k * heads;
-      if (p.role == kBackward) {
-        const A* other = static_cast<const A*>(p.other) + p.a.col[first + k] * heads * 4;
-        for (int64_t h = 0; h < heads; ++h) {
-          s[h] *= other[h * 4 + 2];
-          tile_sum[h] += s[h] * (raw[h] > 0 ? A{1} : slope) * other[h * 4 + 3];
-        }
-      } else {
-        for (int64_t h = 0; h < heads; ++h) tile_sum[h] += s[h];
-      }
-      if (p.role == kTrain)
-        for (int64_t h = 0; h < heads; ++h) tile_positive[h] += raw[h] > 0 ? s[h] : A{0};
-      if (p.seed) {
-        const int64_t edge = p.a.perm ? p.a.perm[first + k] : first + k;
-        const uint32_t mask =
-            kept_heads(static_cast<uint64_t>(*p.seed), static_cast<uint32_t>(edge), static_cast<int>(heads), kept);
-        for (int64_t h = 0; h < heads; ++h) s[h] *= mask >> h & 1 ? scale : A{0};
-      }
-      for (int64_t h = 0; h < heads; ++h) raw[h] = raw[h] > 0 ? s[h] : A{0};
+      A* s = share + k * heads;
+      for (int64_t h = 0; h < heads; ++h) tile_sum[h] += s[h];
+      if (!p.seed) continue;
+      const int64_t edge = p.a.perm ? p.a.perm[first + k] : first + k;
+      const uint32_t mask =
+          kept_heads(static_cast<uint64_t>(*p.seed), static_cast<uint32_t>(edge), static_cast<int>(heads), kept);
+      for (int64_t h = 0; h < heads; ++h) s[h] *= mask >> h & 1 ? scale : A{0};
     }
-    for (int64_t h = 0; h < heads; ++h) sum[h] += tile_sum[h], positive_sum[h] += tile_positive[h];
+    for (int64_t h = 0; h < heads; ++h) sum[h] += tile_sum[h];
   }
 
   // Adds the edges' features f0 .. f0 + N L - 1, each vector of which lies within one head.
-  template <int L, int N, bool POSITIVE>
+  template <int L, int N>
   void add(int64_t first, int64_t count, int64_t f0) {
     using V = vec_t<T, L>;
     const int32_t* col = p.a.col + first;
     const T* x = static_cast<const T*>(p.x) + f0;
     const int64_t segment = p.width / heads, last = p.a.num_edges - 1 - first;
     int64_t head[N];
-    V total[N], some[N];
+    V total[N];
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
       head[n] = (f0 + n * L) / segment;
-      total[n] = some[n] = V{};
+      total[n] = V{};
     }
     for (int64_t k = 0; k < count; ++k) {
       const T* source = x + col[k] * p.width;
@@ -123,42 +97,35 @@ struct Attend {
       for (int n = 0; n < N; ++n) {
         const V v = load_vector<L>(source + n * L);
         total[n] += share[k * heads + head[n]] * v;
-        if (POSITIVE) some[n] += positive[k * heads + head[n]] * v;
       }
     }
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) {
-      store_vector<L>(acc + f0 + n * L, load_vector<L>(acc + f0 + n * L) + total[n]);
-      if (POSITIVE) store_vector<L>(positive_acc + f0 + n * L, load_vector<L>(positive_acc + f0 + n * L) + some[n]);
-    }
+    for (int n = 0; n < N; ++n) store_vector<L>(acc + f0 + n * L, load_vector<L>(acc + f0 + n * L) + total[n]);
   }
 
   // All features, in the widest vectors that divide a head.
-  template <int L, bool POSITIVE>
+  template <int L>
   void add_all(int64_t first, int64_t count) {
     if constexpr (L > 1)
-      if (p.width / heads % L) return add_all<L / 2, POSITIVE>(first, count);
-    constexpr int N = POSITIVE ? 4 : 8;
+      if (p.width / heads % L) return add_all<L / 2>(first, count);
     int64_t f = 0;
-    for (; f + N * L <= p.width; f += N * L) add<L, N, POSITIVE>(first, count, f);
-    for (; f + 2 * L <= p.width; f += 2 * L) add<L, 2, POSITIVE>(first, count, f);
-    for (; f < p.width; f += L) add<L, 1, POSITIVE>(first, count, f);
+    for (; f + 8 * L <= p.width; f += 8 * L) add<L, 8>(first, count, f);
+    for (; f + 2 * L <= p.width; f += 2 * L) add<L, 2>(first, count, f);
+    for (; f < p.width; f += L) add<L, 1>(first, count, f);
   }
 
   void run(int64_t row) {
     const int64_t begin = p.a.rowptr[row], end = p.a.rowptr[row + 1];
     own = static_cast<const T*>(p.own) + row * heads;
-    for (int64_t f = 0; f < 2 * p.width; ++f) acc[f] = 0;
-    for (int64_t h = 0; h < heads; ++h) most[h] = -std::numeric_limits<A>::infinity(), sum[h] = positive_sum[h] = 0;
+    for (int64_t f = 0; f < p.width; ++f) acc[f] = 0;
+    for (int64_t h = 0; h < heads; ++h) most[h] = -std::numeric_limits<A>::infinity(), sum[h] = 0;
     const bool one = end - begin <= kAttentionTile;
     auto count = [&](int64_t first) { return end - first < kAttentionTile ? end - first : kAttentionTile; };
-    if (p.role != kBackward)
-      for (int64_t first = begin; first < end; first += kAttentionTile) scores(first, count(first)), find_most(count(first));
+    for (int64_t first = begin; first < end; first += kAttentionTile) scores(first, count(first)), find_most(count(first));
     for (int64_t first = begin; first < end; first += kAttentionTile) {
-      if (!one || p.role == kBackward) scores(first, count(first));
+      if (!one) scores(first, count(first));
       coefficients(first, count(first));
-      constexpr int L = kLanes<A>;
-      p.role == kInfer ? add_all<L, false>(first, count(first)) : add_all<L, true>(first, count(first));
+      add_all<kLanes<A>>(first, count(first));
     }
     write(row, end > begin);
   }
@@ -166,19 +133,12 @@ struct Attend {
   void write(int64_t row, bool any) {
     const int64_t segment = p.width / heads;
     T* out = static_cast<T*>(p.out) + row * p.width;
-    T* positive_out = static_cast<T*>(p.positive) + row * p.width;
     for (int64_t h = 0; h < heads; ++h) {
-      const A over = p.role == kBackward ? A{1} : any ? 1 / sum[h] : A{0};
+      const A over = any ? 1 / sum[h] : A{0};
       for (int64_t f = h * segment; f < (h + 1) * segment; ++f) store(out + f, acc[f] * over);
-      if (p.role == kInfer) continue;
-      for (int64_t f = h * segment; f < (h + 1) * segment; ++f) store(positive_out + f, positive_acc[f] * over);
-      A* stats = static_cast<A*>(p.stats);
-      if (p.role == kBackward) {
-        stats[row * heads + h] = sum[h];
-      } else {
-        stats += (row * heads + h) * 4;
-        stats[0] = load(own + h), stats[1] = any ? most[h] : A{0}, stats[2] = over, stats[3] = positive_sum[h] * over;
-      }
+      if (!p.stats) continue;
+      A* stats = static_cast<A*>(p.stats) + (row * heads + h) * 4;
+      stats[0] = any ? most[h] : A{0}, stats[1] = load(own + h), stats[2] = over, stats[3] = 0;
     }
   }
 };
@@ -193,29 +153,18 @@ void attention_items(const AttentionArgs& p, DType dtype, int64_t row_begin, int
   });
 }
 
-void attention_rows(const AttentionRowsArgs& p, DType dtype, int64_t row_begin, int64_t row_end) {
+void attention_dots(const AttentionDotsArgs& p, DType dtype, int64_t row_begin, int64_t row_end) {
   dispatch_dtype(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using A = acc_t<T>;
     const int64_t segment = p.width / p.heads;
-    const A slope = static_cast<A>(p.slope);
     for (int64_t pair = row_begin * p.heads; pair < row_end * p.heads; ++pair) {
-      const T* with = static_cast<const T*>(p.with) + pair * segment;
-      const A all = dot(static_cast<const T*>(p.out) + pair * segment, with, segment);
-      const A some = dot(static_cast<const T*>(p.positive) + pair * segment, with, segment);
-      const A* stats = static_cast<const A*>(p.stats);
-      A grad;
-      if (p.packed) {
-        A* packed = static_cast<A*>(p.packed) + pair * 4;
-        for (int i = 0; i < 3; ++i) packed[i] = stats[pair * 4 + i];
-        const bool any = stats[pair * 4 + 2] != 0;
-        packed[3] = any ? all : A{0};
-        grad = any ? (1 - slope) * (some - all * stats[pair * 4 + 3]) : A{0};
-      } else {
-        const int64_t row = pair / p.heads;
-        grad = p.rowptr[row] < p.rowptr[row + 1] ? slope * all + (1 - slope) * some - stats[pair] : A{0};
-      }
-      store(static_cast<T*>(p.grad) + pair, grad);
+      const A* stats = static_cast<const A*>(p.stats) + pair * 4;
+      const A found =
+          dot(static_cast<const T*>(p.out) + pair * segment, static_cast<const T*>(p.grad) + pair * segment, segment);
+      A* packed = static_cast<A*>(p.packed) + pair * 4;
+      for (int i = 0; i < 3; ++i) packed[i] = stats[i];
+      packed[3] = stats[2] != 0 ? found : A{0};
     }
   });
 }

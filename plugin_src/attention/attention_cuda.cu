@@ -26,17 +26,17 @@ void Cuda::attention(const AttentionArgs& args, const Tensor& x) {
   const Launch launch(x);
   std::optional<Tensor> pieces;  // freed in stream order when this returns
   if (args.a.num_pieces > 0)
-    pieces = make_empty(x, {args.a.num_pieces * (2 * args.width + 3 * args.heads)}, acc_dtype(x.scalar_type()));
+    pieces = make_empty(x, {args.a.num_pieces * (args.width + 2 * args.heads)}, acc_dtype(x.scalar_type()));
   dispatch_cuda(dtype_of("x", x), [&](auto type) {
     using T = typename decltype(type)::type;
     launch_attention<T>(args, pieces ? static_cast<acc_t<T>*>(pieces->mutable_data_ptr()) : nullptr, launch.stream);
   });
 }
 
-void Cuda::attention_rows(const AttentionRowsArgs& args, const Tensor& x) {
-  const Launch launch(x);
-  dispatch_cuda(dtype_of("x", x),
-                [&](auto type) { launch_attention_rows<typename decltype(type)::type>(args, launch.stream); });
+void Cuda::attention_dots(const AttentionDotsArgs& args, const Tensor& out) {
+  const Launch launch(out);
+  dispatch_cuda(dtype_of("out", out),
+                [&](auto type) { launch_attention_dots<typename decltype(type)::type>(args, launch.stream); });
 }
 
 void Cuda::attention_keep(const AttentionKeepArgs& args, const Tensor& seed) {
@@ -47,7 +47,6 @@ void Cuda::attention_keep(const AttentionKeepArgs& args, const Tensor& seed) {
 
 STABLE_TORCH_LIBRARY_IMPL(gnnfast, CUDA, m) {
   m.impl("attention", TORCH_BOX(&attention<Cuda>));
-  m.impl("attention_backward", TORCH_BOX(&attention_backward<Cuda>));
   m.impl("attention_keep", TORCH_BOX(&attention_keep<Cuda>));
 }
 

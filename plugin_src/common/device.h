@@ -12,7 +12,7 @@ struct GcnNormArgs;
 struct SddmmArgs;
 struct EdgeSoftmaxArgs;
 struct AttentionArgs;
-struct AttentionRowsArgs;
+struct AttentionDotsArgs;
 struct AttentionKeepArgs;
 struct PairArgs;
 struct SampledArgs;
@@ -27,7 +27,7 @@ struct Cpu {
   static void sddmm(const SddmmArgs& args, const Tensor& a);
   static void edge_softmax(const EdgeSoftmaxArgs& args, const Tensor& ref);
   static void attention(const AttentionArgs& args, const Tensor& x);
-  static void attention_rows(const AttentionRowsArgs& args, const Tensor& x);
+  static void attention_dots(const AttentionDotsArgs& args, const Tensor& out);
   static void attention_keep(const AttentionKeepArgs& args, const Tensor& seed);
   static void pair_attention(const PairArgs& args, const Tensor& ref);
   static int64_t most_pair_features(const Tensor& ref, int64_t features);  // of a head; negative: any number
@@ -44,7 +44,7 @@ struct Cuda {
   static void sddmm(const SddmmArgs& args, const Tensor& a);
   static void edge_softmax(const EdgeSoftmaxArgs& args, const Tensor& ref);
   static void attention(const AttentionArgs& args, const Tensor& x);
-  static void attention_rows(const AttentionRowsArgs& args, const Tensor& x);
+  static void attention_dots(const AttentionDotsArgs& args, const Tensor& out);
   static void attention_keep(const AttentionKeepArgs& args, const Tensor& seed);
   static void pair_attention(const PairArgs& args, const Tensor& ref);
   static int64_t most_pair_features(const Tensor& ref, int64_t features);  // of a head; negative: any number

@@ -67,60 +67,87 @@ std::tuple<Tensor, Tensor> pair_attention(GNNFAST_GRAPH_PARAMS, const Tensor& qu
   return {out, stats};
 }
 
-// The gradients of queries, keys and values; for GATv2 of queries and keys, and rows [M + N, F] whose sum is that of att. The
-// first matrix is that of the forward pass, the second its transpose.
+// [E, H] for what a walk over the columns writes by edge.
+inline Tensor make_by_edge(const Csr& a, const Tensor& like, int64_t heads) {
+  return may_leave_out(a) ? torch::stable::new_zeros(like, {a.num_edges, heads})
+                          : make_empty(like, {a.num_edges, heads}, like.scalar_type());
+}
+
+// Dot products: what is kept by edge [E, H], of which queries get the sum with keys, and the gradients of keys and values.
+// GATv2: the gradients of queries and keys, and rows [M + N, F] whose sum is that of att. The first matrix is that of the
+// forward pass, the second its transpose.
 template <class Device>
 std::tuple<Tensor, Tensor, Tensor> pair_attention_backward(const Tensor& rowptr, const Tensor& col, const OptTensor& perm,
                                                            const OptTensor& schedule, std::vector<int64_t> layout,
                                                            const Tensor& rowptr_t, const Tensor& col_t, const OptTensor& perm_t,
                                                            const OptTensor& schedule_t, std::vector<int64_t> layout_t,
                                                            const Tensor& query_, const Tensor& key_, const OptTensor& value_,
-                                                           const OptTensor& att, const Tensor& out_, const Tensor& stats_,
+                                                           const OptTensor& att, const Tensor& out_, const Tensor& stats,
                                                            const Tensor& grad_, int64_t heads, double slope, double dropout,
                                                            const OptTensor& seed) {
   const Tensor key = check_features("key", key_, rowptr_t.numel() - 1);
   const Tensor query = check_rows("query", query_, rowptr.numel() - 1, key),
-               grad = check_rows("grad", grad_, query.size(0), key);
+               grad = check_rows("grad", grad_, query.size(0), key), out = check_rows("out", out_, query.size(0), key);
   GNNFAST_CHECK(att.has_value() != value_.has_value(), "exactly one of att and value is needed");
-  const Tensor value = value_ ? check_rows("value", *value_, key.size(0), key) : key, stats = as_contiguous(stats_);
-  check_dtype("stats", stats, acc_dtype(key.scalar_type()));
-  check_same_device("stats", stats, key);
-  GNNFAST_CHECK(stats.numel() == query.size(0) * heads * 4, "stats has shape ", shape_str(stats));
+  const Tensor value = value_ ? check_rows("value", *value_, key.size(0), key) : key;
   PairArgs args = pair_args<Device>(key, heads, att, slope, dropout, seed);
-  const Tensor out = check_rows("out", out_, query.size(0), key);
-  Tensor packed = make_empty(key, {query.size(0), heads, 4}, stats.scalar_type());
-  Tensor none = make_empty(key, {query.size(0), heads}, key.scalar_type());
-  AttentionRowsArgs d{query.size(0), args.width, heads, 1.0};
-  d.out = d.positive = out.const_data_ptr();
-  d.with = grad.const_data_ptr();
-  d.stats = stats.const_data_ptr();
-  d.packed = packed.mutable_data_ptr();
-  d.grad = none.mutable_data_ptr();
-  if (out.numel() > 0) Device::attention_rows(d, key);
+  const Tensor packed = attention_dots<Device>(out, grad, stats, heads);
   args.stats = packed.const_data_ptr();
-  auto rows = [&](const Tensor& like) { return make_empty(key, {like.size(0), args.width}, key.scalar_type()); };
-  Tensor to_query = rows(query), to_key = rows(key);
-  Tensor third = att ? make_empty(key, {query.size(0) + key.size(0), args.width}, key.scalar_type()) : rows(key);
-  args.a = check_csr(rowptr, col, perm, schedule, layout, key);
-  args.role = kPairToRows;
-  args.own = query.const_data_ptr();
-  args.own_with = grad.const_data_ptr();
-  args.other = key.const_data_ptr();
-  args.with = value.const_data_ptr();
-  args.to_own = to_query.mutable_data_ptr();
-  args.product = third.mutable_data_ptr();
-  if (to_query.numel() > 0) Device::pair_attention(args, key);
-  args.a = check_csr(rowptr_t, col_t, perm_t, schedule_t, layout_t, key);
+  const Csr a = check_csr(rowptr, col, perm, schedule, layout, key),
+            a_t = check_csr(rowptr_t, col_t, perm_t, schedule_t, layout_t, key);
+  auto rows = [&](int64_t n) { return make_empty(key, {n, args.width}, key.scalar_type()); };
+  Tensor first = att ? rows(query.size(0)) : make_by_edge(a_t, key, heads);
+  Tensor to_key = rows(key.size(0)), third = rows(att ? query.size(0) + key.size(0) : key.size(0));
+  if (att && first.numel() > 0) {
+    args.a = a;
+    args.role = kPairToRows;
+    args.own = query.const_data_ptr();
+    args.own_with = grad.const_data_ptr();
+    args.other = args.with = key.const_data_ptr();
+    args.to_own = first.mutable_data_ptr();
+    args.product = third.mutable_data_ptr();
+    Device::pair_attention(args, key);
+  }
+  args.a = a_t;
   args.role = kPairToColumns;
   args.own = key.const_data_ptr();
   args.own_with = value.const_data_ptr();
   args.other = query.const_data_ptr();
   args.with = grad.const_data_ptr();
   args.to_own = to_key.mutable_data_ptr();
+  args.edges = att ? nullptr : first.mutable_data_ptr();
   args.out = att ? to_key.mutable_data_ptr() : third.mutable_data_ptr();
-  args.product = static_cast<char*>(third.mutable_data_ptr()) + to_query.numel() * static_cast<int64_t>(key.element_size());
+  args.product = static_cast<char*>(third.mutable_data_ptr()) + first.numel() * static_cast<int64_t>(key.element_size());
   if (to_key.numel() > 0) Device::pair_attention(args, key);
-  return {to_query, to_key, third};
+  return {first, to_key, third};
+}
+
+// Additive scores (attention/attention_args.h), over the transpose of the matrix of the forward pass: what raw scores get by
+// edge [E, H], and the gradients of src and x.
+template <class Device>
+std::tuple<Tensor, Tensor, Tensor> attention_backward(GNNFAST_GRAPH_PARAMS, const Tensor& src_, const Tensor& x_,
+                                                      const Tensor& out_, const Tensor& stats, const Tensor& grad_,
+                                                      double slope, double dropout, const OptTensor& seed) {
+  const Tensor x = check_features("x", x_, rowptr.numel() - 1), grad = check_rows("grad", grad_, -1, x);
+  const Tensor out = check_rows("out", out_, grad.size(0), x), src = check_scores("src", src_, x.size(0), x);
+  const int64_t heads = src.size(1);
+  PairArgs args = pair_args<Device>(x, heads, std::nullopt, slope, dropout, seed);
+  const Tensor packed = attention_dots<Device>(out, grad, stats, heads);
+  args.a = check_csr(rowptr, col, perm, schedule, layout, x);
+  args.score = kAdditive;
+  args.role = kPairToColumns;
+  Tensor by_edge = make_by_edge(args.a, x, heads), to_src = make_empty(x, {x.size(0), heads}, x.scalar_type());
+  Tensor to_x = make_empty(x, {x.size(0), args.width}, x.scalar_type());
+  if (args.width == 0) return {torch::stable::zero_(by_edge), torch::stable::zero_(to_src), to_x};
+  args.own = src.const_data_ptr();
+  args.own_with = x.const_data_ptr();
+  args.other = args.with = grad.const_data_ptr();
+  args.stats = packed.const_data_ptr();
+  args.to_own = to_src.mutable_data_ptr();
+  args.edges = by_edge.mutable_data_ptr();
+  args.out = to_x.mutable_data_ptr();
+  if (to_x.numel() > 0) Device::pair_attention(args, x);
+  return {by_edge, to_src, to_x};
 }
 
 }  // namespace gnnfast

@@ -22,6 +22,7 @@ int64_t Cpu::most_pair_features(const Tensor&, int64_t) { return -1; }
 STABLE_TORCH_LIBRARY_IMPL(gnnfast, CPU, m) {
   m.impl("pair_attention", TORCH_BOX(&pair_attention<Cpu>));
   m.impl("pair_attention_backward", TORCH_BOX(&pair_attention_backward<Cpu>));
+  m.impl("attention_backward", TORCH_BOX(&attention_backward<Cpu>));
 }
 
 }  // namespace gnnfast

@@ -1,5 +1,6 @@
-// CPU attention with scores of two feature rows: the scores of some edges of a row side by side in a buffer, so that the
-// exponentials are vectors, and then these edges, whose rows are still in the cache, once more.
+// CPU attention with scores of two feature rows, and the backward pass of additive ones: the scores of some edges of a row side
+// by side in a buffer, so that the exponentials are vectors, and then these edges, whose rows are still in the cache, once
+// more.
 #include "pair_attention_cpu_kernel.h"
 
 #include <limits>
@@ -21,11 +22,12 @@ struct Pair {
   const int64_t heads, width, segment;
   const A slope, scale;
   const uint32_t kept;
-  A *share, *dots;              // [kPairTile, H]
-  A *own, *out, *to;            // [F]
-  A *most, *sum, *rescale;      // [H]
-  const T* own_with = nullptr;  // [F]
-  const A* stats = nullptr;     // [H, 4], of the row
+  A *share, *dots;               // [kPairTile, H]
+  A *own, *out, *to;             // [F]
+  A *most, *sum, *rescale;       // [H]; to columns `sum` is what sources get (kAdditive)
+  const T* own_with = nullptr;   // [F]
+  const A* stats = nullptr;      // [H, 4], of the row
+  const T* own_score = nullptr;  // [H] (kAdditive)
 
   Pair(const PairArgs& args, A* scratch)
       : p(args),
@@ -48,6 +50,12 @@ struct Pair {
   const T* row_of(const void* from, int64_t column) const { return static_cast<const T*>(from) + column * width; }
   static V att_of(const PairArgs& p, int64_t f) { return load_vector<L>(static_cast<const T*>(p.att) + f); }
 
+  // kAdditive: the sum of the two parts, and what it is multiplied by.
+  A raw_score(int64_t slot, int64_t h) const {
+    return load(own_score + h) + static_cast<const A*>(p.stats)[(p.a.col[slot] * heads + h) * 4 + 1];
+  }
+  A slope_at(int64_t slot, int64_t h) const { return raw_score(slot, h) > 0 ? A{1} : slope; }
+
   // Scores into `share` and, backward, products with the gradient into `dots`.
   void scores(int64_t first, int64_t count) {
     const int64_t last = p.a.num_edges - 1;
@@ -61,16 +69,18 @@ struct Pair {
       for (int64_t h = 0, f = 0; h < heads; ++h) {
         V s{}, d{};
         for (const int64_t end = (h + 1) * segment; f < end; f += L) {
-          const V mine = load_vector<L>(own + f), theirs = load_vector<L>(other + f);
           if constexpr (SCORE == kGatv2) {
-            const V raw = mine + theirs;
+            const V raw = load_vector<L>(own + f) + load_vector<L>(other + f);
             s += att_of(p, f) * (raw > 0 ? raw : slope * raw);
-          } else {
-            s += mine * theirs;
+          } else if constexpr (SCORE == kScaledDot) {
+            s += load_vector<L>(own + f) * load_vector<L>(other + f);
           }
           if (p.role != kPairForward) d += load_vector<L>(own_with + f) * load_vector<L>(with + f);
         }
-        share[k * heads + h] = total(s);
+        if constexpr (SCORE == kAdditive)
+          share[k * heads + h] = raw_score(slot, h) * slope_at(slot, h);
+        else
+          share[k * heads + h] = SCORE == kScaledDot ? slope * total(s) : total(s);
         if (p.role != kPairForward) dots[k * heads + h] = total(d);
       }
     }
@@ -117,8 +127,8 @@ struct Pair {
     }
     for (int64_t k = 0; k < count; ++k) {
       uint32_t mask = ~uint32_t{0};
+      const int64_t edge = p.a.perm ? p.a.perm[first + k] : first + k;
       if (p.seed) {
-        const int64_t edge = p.a.perm ? p.a.perm[first + k] : first + k;
         mask = kept_heads(static_cast<uint64_t>(*p.seed), static_cast<uint32_t>(edge), static_cast<int>(heads), kept);
       }
       for (int64_t h = 0; h < heads; ++h) {
@@ -129,8 +139,10 @@ struct Pair {
         } else {
           const A* of = of_edge(k) + h * 4;
           s *= of[2];
-          d = s * (keep * d - of[3]);
+          d = s * (keep * d - of[3]) * (SCORE == kScaledDot ? slope : SCORE == kAdditive ? slope_at(first + k, h) : A{1});
           s *= keep;
+          if (SCORE != kGatv2) store(static_cast<T*>(p.edges) + edge * heads + h, d);
+          if (SCORE == kAdditive) sum[h] += d;
         }
       }
     }
@@ -149,7 +161,7 @@ struct Pair {
 #pragma GCC unroll 8
       for (int n = 0; n < N; ++n) {
         if (p.role != kPairToRows) values[n] += share[k * heads + head[n]] * load_vector<L>(with + n * L);
-        if (p.role != kPairForward) {
+        if (p.role != kPairForward && SCORE != kAdditive) {
           const V e = load_vector<L>(other + n * L);
           const A ds = dots[k * heads + head[n]];
           if constexpr (SCORE == kGatv2)
@@ -169,11 +181,12 @@ struct Pair {
 
   void run(int64_t row) {
     const int64_t begin = p.a.rowptr[row], end = p.a.rowptr[row + 1];
-    const T* from = static_cast<const T*>(p.own) + row * width;
+    const T* from = static_cast<const T*>(p.own) + row * (SCORE == kAdditive ? heads : width);
+    own_score = from;
     own_with = static_cast<const T*>(p.own_with) + row * width;
     stats = static_cast<const A*>(p.stats) + row * heads * 4;
     for (int64_t f = 0; f < width; ++f) {
-      own[f] = SCORE == kGatv2 ? load(from + f) : slope * load(from + f);
+      if (SCORE != kAdditive) own[f] = load(from + f);
       out[f] = to[f] = 0;
     }
     for (int64_t h = 0; h < heads; ++h) most[h] = -std::numeric_limits<A>::infinity(), sum[h] = 0;
@@ -198,13 +211,15 @@ struct Pair {
   }
 
   void finish(int64_t row, bool any) {
+    if constexpr (SCORE == kAdditive) {
+      for (int64_t h = 0; h < heads; ++h) store(static_cast<T*>(p.to_own) + row * heads + h, sum[h]);
+      return;
+    }
     for (int64_t f = 0; f < width; ++f) {
       if constexpr (SCORE == kGatv2) {
         store(static_cast<T*>(p.product) + row * width + f, any ? own[f] * to[f] : A{0});
         to[f] *= load(static_cast<const T*>(p.att) + f);
         out[f] += to[f];  // which is stored to columns alone
-      } else {
-        to[f] *= slope;
       }
       if (p.role == kPairToRows || SCORE == kScaledDot) store(static_cast<T*>(p.to_own) + row * width + f, to[f]);
     }
@@ -226,8 +241,14 @@ void pair_items(const PairArgs& p, DType dtype, int64_t row_begin, int64_t row_e
     using T = typename decltype(type)::type;
     acc_t<T>* room = static_cast<acc_t<T>*>(scratch);
     constexpr int L = kLanes<acc_t<T>>;
-    if (p.score == kGatv2) return run_rows<T, kGatv2, L>(p, row_begin, row_end, room);
-    return run_rows<T, kScaledDot, L>(p, row_begin, row_end, room);
+    switch (p.score) {
+      case kScaledDot:
+        return run_rows<T, kScaledDot, L>(p, row_begin, row_end, room);
+      case kGatv2:
+        return run_rows<T, kGatv2, L>(p, row_begin, row_end, room);
+      case kAdditive:
+        return run_rows<T, kAdditive, L>(p, row_begin, row_end, room);
+    }
   });
 }
 

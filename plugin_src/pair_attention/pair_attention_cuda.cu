@@ -30,6 +30,7 @@ int64_t Cuda::most_pair_features(const Tensor& ref, int64_t features) {
 STABLE_TORCH_LIBRARY_IMPL(gnnfast, CUDA, m) {
   m.impl("pair_attention", TORCH_BOX(&pair_attention<Cuda>));
   m.impl("pair_attention_backward", TORCH_BOX(&pair_attention_backward<Cuda>));
+  m.impl("attention_backward", TORCH_BOX(&attention_backward<Cuda>));
 }
 
 }  // namespace gnnfast

@@ -1,8 +1,9 @@
-// CUDA attention with scores of two feature rows: one walk over the edges forward and two backward. The lanes of a head are
-// neighbours and a power of two of them; those beyond the head's features repeat the last ones and count for nothing.
+// CUDA attention with scores of two feature rows: one walk over the edges forward and one or, for kGatv2, two backward. The
+// lanes of a head are neighbours and a power of two of them; those beyond the head's features repeat the last ones and count
+// for nothing.
 //
-// Bytes that must move, per edge: 4 (col), 4 (perm, with dropout) once a slab; two gathers of F * sizeof(T), of which kGatv2
-// needs one alone except to columns; and to columns 16 (stats) a head.
+// Bytes that must move, per edge: 4 (col), 4 (perm, with dropout or numbers by edge) once a slab; two gathers of F * sizeof(T),
+// of which kAdditive, and kGatv2 except to columns, need one alone; and to columns 16 (stats) and sizeof(T) (edges) a head.
 #pragma once
 
 #include "attention/kept_edges.cuh"
@@ -22,12 +23,14 @@ struct Pair {
   static constexpr int kTpr = TPR, kFlight = ROLE == kPairForward && SCORE == kGatv2 && N * sizeof(T) <= 16 ? 4 : 2;
   static constexpr int kColumns = 1;
   static constexpr bool kReadAhead = TPR < kWarp, kHot = true;
-  static constexpr bool kOneGather = SCORE == kGatv2 && ROLE != kPairToColumns;
-  static constexpr int kTo = ROLE == kPairForward ? 1 : N, kOut = ROLE == kPairToRows ? 1 : N;
+  static constexpr bool kOneGather = SCORE == kAdditive || (SCORE == kGatv2 && ROLE != kPairToColumns);
+  static constexpr bool kWrites = SCORE != kGatv2 && ROLE == kPairToColumns;  // a number an edge and head
+  static constexpr bool kGathersTo = ROLE != kPairForward && SCORE != kAdditive;
+  static constexpr int kTo = kGathersTo ? N : 1, kOut = ROLE == kPairToRows ? 1 : N;
 
   struct State {
     A out[kOut], to[kTo];
-    A most, sum;
+    A most, sum;  // of coefficients; to columns of what sources get (kAdditive)
 
     // What other edges gave, whose coefficients were computed with another maximum.
     __device__ void merge(const State& other) {
@@ -49,7 +52,7 @@ struct Pair {
   const int64_t offset, apart;  // of the lane's first vector in a row, and of the next from it, in bytes
   const uint32_t row_bytes, kept;
   const A slope, scale;
-  A own[N], own_with[N], att[N];
+  A own[N], own_with[N], att[N], own_score;
   A stats[4];
   State now;
 
@@ -96,17 +99,17 @@ struct Pair {
 #pragma unroll
     for (int i = 0; i < kTo; ++i) now.to[i] = 0;
     now.most = -INFINITY, now.sum = 0;
-    load_row(own, p.own, row);
-#pragma unroll
-    for (int i = 0; i < N; ++i)
-      if (SCORE == kScaledDot) own[i] *= slope;
+    if constexpr (SCORE == kAdditive)
+      own_score = to_acc(__ldg(static_cast<const T*>(p.own) + row * p.heads + head));
+    else
+      load_row(own, p.own, row);
     if constexpr (ROLE != kPairForward) load_row(own_with, p.own_with, row);
     if constexpr (ROLE == kPairToRows) {
       load_four(stats, static_cast<const A*>(p.stats) + (row * p.heads + head) * 4);
     }
   }
 
-  using Edges = KeptEdges<kColumns>;
+  using Edges = KeptEdges<kColumns, kWrites>;
 
   // The sum over the lanes of a head, each of which gets it.
   template <int N>
@@ -123,6 +126,7 @@ struct Pair {
     A s[kFlight], dot[kFlight], four[kFlight][4];
     Raw<T, VEC> other[kFlight][NV], with[kFlight][NV];
     bool keep[kFlight];
+    int id[kFlight];
     auto exists = [&](int c) { return WHOLE || (j + c) * G + group < count; };
 #pragma unroll
     for (int c = 0; c < kFlight; ++c) {
@@ -130,6 +134,7 @@ struct Pair {
       const int wanted = (j + c) * G + group, k = WHOLE ? wanted : max(min(wanted, count - 1), 0);
       const uint64_t col = static_cast<uint32_t>(from_lane<LANES, TPR>(edges.col, k, c));
       keep[c] = !p.seed || (from_lane<LANES, TPR>(edges.keep, k, c) >> head & 1);
+      if constexpr (kWrites) id[c] = from_lane<LANES, TPR>(edges.id, k, c);
       const int64_t at = static_cast<int64_t>(col * row_bytes) + offset;
 #pragma unroll
       for (int k = 0; k < NV; ++k) {
@@ -146,14 +151,30 @@ struct Pair {
       s[c] = dot[c] = 0;
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        const A e = of_other(c, i), raw = own[i] + e;
-        s[c] += SCORE == kGatv2 ? att[i] * (raw > 0 ? raw : slope * raw) : own[i] * e;
+        const A e = of_other(c, i);
+        if constexpr (SCORE == kScaledDot) {
+          s[c] += own[i] * e;
+        } else if constexpr (SCORE == kGatv2) {
+          const A raw = own[i] + e;
+          s[c] += att[i] * (raw > 0 ? raw : slope * raw);
+        }
         if (ROLE != kPairForward) dot[c] += own_with[i] * value(c, i);
       }
       if (!active) s[c] = dot[c] = 0;
     }
-    sum_head(s);
+    if constexpr (SCORE != kAdditive) sum_head(s);
     if (ROLE != kPairForward) sum_head(dot);
+    A to_raw[kFlight];
+#pragma unroll
+    for (int c = 0; c < kFlight; ++c) {
+      to_raw[c] = SCORE == kScaledDot ? slope : A{1};
+      if constexpr (SCORE == kScaledDot) s[c] *= slope;  // after the sum, so that each pass gets the same bits
+      if constexpr (SCORE == kAdditive) {
+        const A raw = own_score + four[c][1];
+        if (!(raw > 0)) to_raw[c] = slope;
+        s[c] = to_raw[c] * raw;
+      }
+    }
     if constexpr (ROLE == kPairForward) {
       A top = now.most;
 #pragma unroll
@@ -179,12 +200,16 @@ struct Pair {
         const A* of_row = ROLE == kPairToRows ? stats : four[c];
         const A share = fast_exp(s[c] - of_row[0]) * of_row[2];
         const A kept_share = keep[c] ? share * scale : A{0};
-        const A ds = kept_share * dot[c] - share * of_row[3];
+        const A ds = (kept_share * dot[c] - share * of_row[3]) * to_raw[c];
+        if constexpr (SCORE == kAdditive) now.sum += ds;
+        if constexpr (kWrites)
+          if (active && f % (p.width / p.heads) == 0)
+            static_cast<T*>(p.edges)[int64_t{id[c]} * p.heads + head] = from_acc<T>(ds);
 #pragma unroll
         for (int i = 0; i < N; ++i) {
           const A e = of_other(c, i);
           if constexpr (ROLE == kPairToColumns) now.out[i] += kept_share * value(c, i);
-          now.to[i] += ds * (SCORE == kGatv2 ? (own[i] + e > 0 ? A{1} : slope) : e);
+          if constexpr (kGathersTo) now.to[i] += ds * (SCORE == kGatv2 ? (own[i] + e > 0 ? A{1} : slope) : e);
         }
       }
     }
@@ -209,11 +234,10 @@ struct Pair {
           if (ROLE == kPairToColumns) now.out[i] += now.to[i];
         }
         store_features(p.product, row, product);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kTo; ++i) now.to[i] *= slope;
       }
-      if (ROLE == kPairToRows || SCORE == kScaledDot) store_features(p.to_own, row, now.to);
+      if constexpr (ROLE == kPairToRows || SCORE == kScaledDot) store_features(p.to_own, row, now.to);
+      if (SCORE == kAdditive && f % (p.width / p.heads) == 0)
+        static_cast<T*>(p.to_own)[row * p.heads + head] = from_acc<T>(now.sum);
     }
     if constexpr (ROLE != kPairToRows) store_features(p.out, row, now.out);
   }
@@ -225,7 +249,7 @@ struct Pair {
 #pragma unroll
     for (int i = 0; i < kOut && ROLE != kPairToRows; ++i) at[feature(i)] = now.out[i];
 #pragma unroll
-    for (int i = 0; i < kTo && ROLE != kPairForward; ++i) at[p.width + feature(i)] = now.to[i];
+    for (int i = 0; i < kTo && kGathersTo; ++i) at[p.width + feature(i)] = now.to[i];
     if (f % (p.width / p.heads) != 0) return;
     at += 2 * p.width + 2 * head;
     at[0] = now.most, at[1] = now.sum;
@@ -236,7 +260,7 @@ struct Pair {
     const A *at = piece_at(piece), *of_head = at + 2 * p.width + 2 * head;
     State found;
     found.out[0] = ROLE == kPairToRows ? A{0} : at[f];
-    found.to[0] = ROLE == kPairForward ? A{0} : at[p.width + f];
+    found.to[0] = kGathersTo ? at[p.width + f] : A{0};
     found.most = of_head[0], found.sum = of_head[1];
     return found;
   }
@@ -309,20 +333,23 @@ void launch_pair_vectors(const PairArgs& p, acc_t<T>* pieces, cudaStream_t strea
 
 template <class T, int SCORE>
 void launch_pair_role(const PairArgs& p, acc_t<T>* pieces, cudaStream_t stream) {
-  switch (p.role) {
-    case kPairForward:
-      return launch_pair_vectors<T, SCORE, kPairForward>(p, pieces, stream);
-    case kPairToRows:
-      return launch_pair_vectors<T, SCORE, kPairToRows>(p, pieces, stream);
-    case kPairToColumns:
-      return launch_pair_vectors<T, SCORE, kPairToColumns>(p, pieces, stream);
-  }
+  if constexpr (SCORE != kAdditive)
+    if (p.role == kPairForward) return launch_pair_vectors<T, SCORE, kPairForward>(p, pieces, stream);
+  if constexpr (SCORE == kGatv2)
+    if (p.role == kPairToRows) return launch_pair_vectors<T, SCORE, kPairToRows>(p, pieces, stream);
+  launch_pair_vectors<T, SCORE, kPairToColumns>(p, pieces, stream);
 }
 
 template <class T>
 void launch_pair(const PairArgs& p, acc_t<T>* pieces, cudaStream_t stream) {
-  if (p.score == kScaledDot) return launch_pair_role<T, kScaledDot>(p, pieces, stream);
-  return launch_pair_role<T, kGatv2>(p, pieces, stream);
+  switch (p.score) {
+    case kScaledDot:
+      return launch_pair_role<T, kScaledDot>(p, pieces, stream);
+    case kGatv2:
+      return launch_pair_role<T, kGatv2>(p, pieces, stream);
+    case kAdditive:
+      return launch_pair_role<T, kAdditive>(p, pieces, stream);
+  }
 }
 
 // One translation unit per dtype (pair_attention_cuda_*.cu), so that they compile in parallel.
