@@ -11,8 +11,8 @@
   then.
 - An ``edge_index`` without or with all self loops (:data:`cache`, :mod:`gnnfast.pyg.loops`): by the ``edge_index`` as it was, and
   the number of nodes. Users get copies.
-- The edges of a small graph with a loop at each node (:data:`cache`, :mod:`gnnfast.dispatch.few`): by the ``edge_index`` as it was,
-  and the numbers of nodes. Nobody else sees them.
+- The graph of edges with a loop at each node (:data:`cache`, :mod:`gnnfast.pyg.attention`): by the ``edge_index`` as it was, and
+  the numbers of nodes. Nobody else sees it.
 - Weights in slot order (``graph.edge_values``): by graph and constant weights as they were. Let go with the weights; the last 4.
 - Which kernel the selector chose (``Edges.choices``): by all that it is chosen by, while the regret is below the limit it gave.
 - Draws, schedules and timed options (``graph.draws``, ``graph.plan``), inverse permutations and degrees

@@ -8,11 +8,15 @@
 
 STABLE_TORCH_LIBRARY(gnnfast, m) {
   // graph/convert.h
-  m.def("coo_to_csr(Tensor row, Tensor column, int num_rows, int num_cols) -> (Tensor, Tensor, Tensor, Tensor)");
-  m.def("coo_facts(Tensor row, Tensor column) -> Tensor");
-  m.def("id_complaints(Tensor any) -> int");  // CUDA only; common/ids.cuh
+  m.def("coo_to_csr(Tensor row, Tensor column, int num_rows, int num_cols) -> (Tensor, Tensor, Tensor, Tensor)");  // CPU only
+  m.def("coo_facts(Tensor row, Tensor column) -> Tensor");                                                         // CPU only
+  // CUDA only, as all up to spmm
+  m.def(
+      "coo_to_formats(Tensor row, Tensor column, int num_rows, int num_cols, bool loops, bool both) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def("id_complaints(Tensor any) -> int");  // common/ids.cuh
   // graph/schedule.h
-  m.def("schedule(Tensor rowptr, Tensor? order, int num_edges, bool bounds=False) -> (Tensor, Tensor)");
+  m.def("schedule(Tensor rowptr, Tensor? order, int num_edges) -> (Tensor, Tensor)");
   m.def("cluster(Tensor rowptr, Tensor col, int rounds, int fullest) -> (Tensor, Tensor)");
   // spmm/spmm.h
   m.def("spmm(" GNNFAST_GRAPH ", Tensor? weight, Tensor? weight_t, Tensor x, bool mean, Tensor? scale=None) -> Tensor");
@@ -31,8 +35,8 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   m.def("attention(" GNNFAST_GRAPH
         ", Tensor dst, Tensor src, Tensor x, float slope, float dropout, Tensor? seed, bool train) -> (Tensor, Tensor)");
   m.def("attention_backward(" GNNFAST_GRAPH
-        ", Tensor src, Tensor x, Tensor out, Tensor stats, Tensor grad, float slope, float dropout, Tensor? seed) "
-        "-> (Tensor, Tensor, Tensor)");
+        ", Tensor src, Tensor x, Tensor out, Tensor stats, Tensor grad, float slope, float dropout, Tensor? seed, "
+        "bool by_slot=False) -> (Tensor, Tensor, Tensor)");
   m.def("attention_keep(Tensor seed, int num_edges, int heads, float dropout) -> Tensor");
   // pair_attention/pair_attention.h
   m.def("pair_attention(" GNNFAST_GRAPH
@@ -44,7 +48,7 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
       "Tensor rowptr_t, Tensor col_t, Tensor? perm_t, Tensor? schedule_t, int[] layout_t, "
       "Tensor query, Tensor key, Tensor? value, Tensor? att, Tensor out, Tensor stats, Tensor grad, int heads, float slope, "
       "float dropout, "
-      "Tensor? seed) -> (Tensor, Tensor, Tensor)");
+      "Tensor? seed, bool by_slot=False) -> (Tensor, Tensor, Tensor)");
   // spmm_sampled/spmm_sampled.h
   m.def(
       "spmm_sampled(" GNNFAST_GRAPH

@@ -8,14 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import leaky_relu
 
 from gnnfast import _native, features
 from gnnfast.cache import note_variable
 from gnnfast.config import Settings, settings
 from gnnfast.dispatch import autotune, sampling
 from gnnfast.dispatch.calls import arguments, count, over_coo, over_formats
-from gnnfast.dispatch.few import Few, attend
 from gnnfast.dispatch.select import Choice, Request, Statistics, select
 from gnnfast.graph import Graph, ids
 from gnnfast.graph.checks import saved_tensors_are_watched
@@ -227,7 +225,7 @@ def softmax(
 
 
 def attention(
-    graph: Graph | Few,
+    graph: Graph,
     x: Tensor,
     dst: Tensor,
     src: Tensor,
@@ -240,13 +238,6 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """``x [num_src, F]`` of the in-neighbours, weighted by the softmax of the leaky ReLU of ``dst [num_dst, H]`` plus
     ``src [num_src, H]`` after ``dropout``: ``[num_dst, F]``, and with ``weights`` these coefficients ``[E, H]``."""
-    if isinstance(graph, Few):
-        few, heads = graph, dst.shape[1]
-
-        def additive(_: Tensor, at: Tensor) -> Tensor:
-            return leaky_relu(dst.index_select(0, at) + src.index_select(0, few.src), slope)
-
-        return _over_few(few, additive, x, heads, dropout, place), None
     # On a CPU coefficients are few beside the features, and to have them costs less than to compute them twice.
     if weights or not graph.is_cuda or not _fuses(dropout, dst.shape[1]) or not holds_a_head(x, dst.shape[1]):
         alpha = softmax(graph, None, dst, src, slope, place=place)
@@ -263,7 +254,7 @@ def fused_attention(graph: Graph, x: Tensor, dst: Tensor, src: Tensor, slope: fl
 
 
 def dot_attention(
-    graph: Graph | Few,
+    graph: Graph,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -278,14 +269,6 @@ def dot_attention(
     """``value [num_src, F]`` of the in-neighbours, weighted by the softmax of ``scale`` times ``<query[dst], key[src]>`` per head
     (``[num_dst, F]``, ``[num_src, F]``) after ``dropout``: ``[num_dst, F]``, and with ``weights`` the coefficients ``[E, H]``
     before it."""
-    if isinstance(graph, Few):
-        few, shape = graph, (heads, key.shape[1] // heads)
-        asked = (query * scale).view(graph.num_dst, *shape)
-
-        def product(_: Tensor, at: Tensor) -> Tensor:
-            return (asked.index_select(0, at) * key.view(few.num_src, *shape).index_select(0, few.src)).sum(-1)
-
-        return _over_few(few, product, value, heads, dropout, place), None
     if weights or not _fuses(dropout, heads) or not holds_a_head(key, heads):
         alpha = softmax(graph, dot(graph, query, key, heads, place) * scale, place=place)
         kept = torch.nn.functional.dropout(alpha, p=dropout, training=True) if dropout else alpha
@@ -295,29 +278,14 @@ def dot_attention(
 
 
 def gatv2_attention(
-    graph: Graph | Few, query: Tensor, key: Tensor, att: Tensor, heads: int, slope: float, dropout: float = 0.0, *, place: str
+    graph: Graph, query: Tensor, key: Tensor, att: Tensor, heads: int, slope: float, dropout: float = 0.0, *, place: str
 ) -> Tensor | None:
     """``key [num_src, F]`` of the in-neighbours, weighted by the softmax of ``<att, leaky_relu(query[dst] + key[src])>`` per head
     (``att [F]``, ``query [num_dst, F]``) after ``dropout``: ``[num_dst, F]``. ``None`` where there are no kernels for that."""
-    if isinstance(graph, Few):
-        width = key.shape[1] // heads
-        asked, of_heads = query.view(graph.num_dst, heads, width), att.view(heads, width)
-
-        def gatv2(keys: Tensor, at: Tensor) -> Tensor:
-            return (leaky_relu(asked.index_select(0, at) + keys, slope) * of_heads).sum(-1)
-
-        return _over_few(graph, gatv2, key, heads, dropout, place)
     if not _fuses(dropout, heads) or not holds_a_head(key, heads):
         return None
     args, needs_grad, seed = _prepare(graph, place, dropout, query, key, att)
     return call(PAIR_ATTENTION, needs_grad, args, query, key, None, att, heads, slope, float(dropout), seed, needs_grad)  # type: ignore[no-any-return]
-
-
-def _over_few(
-    few: Few, score: Callable[[Tensor, Tensor], Tensor], values: Tensor, heads: int, dropout: float, place: str
-) -> Tensor:
-    ran(place, "torch's operations", "too small to gain from kernels, as the graph is new")
-    return attend(few, score, values.view(few.num_src, heads, values.shape[1] // heads), dropout)
 
 
 def _fuses(dropout: float, heads: int) -> bool:

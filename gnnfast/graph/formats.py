@@ -55,14 +55,25 @@ def from_coo(row: Tensor, column: Tensor, num_rows: int, num_cols: int) -> Csr:
     from gnnfast.ops.convert import check_facts, coo_to_csr
 
     if row.is_cuda:
-        ids.watch(row)
-        rowptr, col, perm, _ = coo_to_csr(row, column, num_rows, num_cols)
-        items, layout = schedule(rowptr, col.numel(), bounds=True)
-        sizes = layout.tolist()
-        return Csr(rowptr, col, perm, items, [*sizes, 0, 1] if num_rows else sizes, exact=not num_rows)
+        return on_cuda(row, column, num_rows, num_cols)[0]
     rowptr, col, perm, facts = coo_to_csr(row, column, num_rows, num_cols)
     is_sorted = check_facts(facts.tolist(), num_rows, num_cols, row.numel())
     return Csr(rowptr, col, None if is_sorted else perm, None, [])
+
+
+def on_cuda(row: Tensor, column: Tensor, num_rows: int, num_cols: int, loops: bool = False, both: bool = False) -> tuple[Csr, ...]:
+    """The same on CUDA, with loops in place of those that are there, and with ``both`` the transpose."""
+    from gnnfast.ops.convert import coo_to_formats
+
+    ids.watch(row)
+    *arrays, sizes = coo_to_formats(row, column, num_rows, num_cols, loops, both)
+    known = sizes.tolist()
+
+    def side(first: int, rows: int) -> Csr:
+        (rowptr, col, perm, items), layout = arrays[first : first + 4], known[first : first + 4]
+        return Csr(rowptr, col, perm, items, [*layout, 0, 1] if rows else layout, exact=not rows)
+
+    return (side(0, num_rows), side(4, num_cols)) if both else (side(0, num_rows),)
 
 
 class Exactly:
@@ -103,10 +114,9 @@ def transposed(csr: Csr, num_cols: int) -> Csr:
     return other._replace(perm=csr.perm if other.perm is None else csr.perm[other.perm])
 
 
-def schedule(rowptr: Tensor, num_edges: int, order: Tensor | None = None, bounds: bool = False) -> tuple[Tensor, Tensor]:
-    """The work items of a CSR matrix with its rows in ``order`` (int32; id order if not given), and the layout on the device; with
-    ``bounds``, how large it can be, on the CPU."""
-    return torch.ops.gnnfast.schedule(rowptr, order, num_edges, bounds)
+def schedule(rowptr: Tensor, num_edges: int, order: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The work items of a CSR matrix with its rows in ``order`` (int32; id order if not given), and the layout on the device."""
+    return torch.ops.gnnfast.schedule(rowptr, order, num_edges)  # type: ignore[no-any-return]
 
 
 def int32(t: Tensor) -> Tensor:

@@ -20,18 +20,22 @@ from gnnfast.graph.plan import Plan, Tuned
 from gnnfast.stream import is_capturing
 from gnnfast.unsupported import Unsupported
 
+MOST_TOGETHER = 1 << 22  # edges of which both formats are made at once, in the host's time for one; more take the device longer
+
 
 class Edges(Held):
     """What a graph and its reverse share: the edges in all formats, and what was made of them.
 
-    ``coo`` are ``(src, dst)`` as given; ``formats`` those by destination and by source; ``checked`` whether all ids are known to be
-    in range; ``uses`` counts aggregations, and ``regret`` is the time in milliseconds by which they took longer over COO;
-    ``choices`` are those of the selector until now (:func:`gnnfast.dispatch.execute.choose`).
+    ``coo`` are ``(src, dst)`` as given, or ``None`` where each node has a loop in place of those in ``without_loops``, with ids
+    that go on where theirs end; ``formats`` those by destination and by source; ``checked`` whether all ids are known to be in
+    range; ``uses`` counts aggregations, and ``regret`` is the time in milliseconds by which they took longer over COO; ``choices``
+    are those of the selector until now (:func:`gnnfast.dispatch.execute.choose`).
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.coo: tuple[Tensor, Tensor] | None = None
+        self.without_loops: tuple[Tensor, Tensor] | None = None
         self.formats: list[Csr | None] = [None, None]
         self.checked = False
         self.uses = 0
@@ -122,6 +126,14 @@ class Graph:
             with torch.inference_mode(False):  # made under inference_mode they could not be saved for a backward pass
                 src, dst = src.clone(), dst.clone()
         graph.edges.coo = src, dst
+        return graph
+
+    @classmethod
+    def with_loops(cls, edge_index: Tensor, num_src: int, num_dst: int) -> Graph:
+        """From an ``edge_index`` on a GPU whose shape and dtype are known to be right: each of the ``min(num_src, num_dst)`` nodes
+        has one loop in place of those it had. How many these are only the device knows, so that some edge ids are nobody's."""
+        graph = cls(num_src, num_dst, edge_index.shape[1] + min(num_src, num_dst), edge_index.device)
+        graph.edges.without_loops = edge_index.detach().unbind()  # type: ignore[assignment]
         return graph
 
     @classmethod
@@ -263,7 +275,7 @@ class Graph:
             if array is not None:
                 own(array, self.edges)
 
-    def _format(self, side: int) -> Csr:
+    def _format(self, side: int, both: bool = False) -> Csr:
         edges = self.edges
         found = edges.formats[side]
         if found is None:
@@ -274,25 +286,33 @@ class Graph:
             with edges.lock:
                 found = edges.formats[side]
                 if found is None:
-                    found = self._convert(side)
+                    for made_side, made in self._convert(side, both).items():
+                        self.set_format(made_side, made)
                     if self.is_cuda:
                         edges.converting = torch.cuda.Event()
                         edges.converting.record()
-                    self.set_format(side, found)
                     edges.checked = True
+                    found = edges.formats[side]
+                    assert found is not None
         return found
 
-    def _convert(self, side: int) -> Csr:
+    def _convert(self, side: int, both: bool) -> dict[int, Csr]:
+        """The format of a ``side`` and, if ``both`` will be needed and that is faster, the other one."""
+        edges, other_side = self.edges, BY_SRC if side == BY_DST else BY_DST
         sizes = (self.num_dst, self.num_src) if (side == BY_DST) != self.flipped else (self.num_src, self.num_dst)
         # Formats outlive this call: made under inference_mode they could not be saved for a later backward pass.
         with torch.no_grad(), torch.inference_mode(False):
-            coo = self.edges.coo
-            if coo is not None:
-                row, column = (coo[1], coo[0]) if side == BY_DST else coo
-                return formats.from_coo(row, column, *sizes)
-            other = self.edges.formats[BY_SRC if side == BY_DST else BY_DST]
-            assert other is not None
-            return formats.transposed(other, sizes[0])
+            coo = edges.coo or edges.without_loops
+            if coo is None:
+                other = edges.formats[other_side]
+                assert other is not None
+                return {side: formats.transposed(other, sizes[0])}
+            row, column = (coo[1], coo[0]) if side == BY_DST else coo
+            if not self.is_cuda:
+                return {side: formats.from_coo(row, column, *sizes)}
+            together = both and edges.formats[other_side] is None and self.num_edges <= MOST_TOGETHER
+            made = formats.on_cuda(row, column, *sizes, loops=edges.coo is None, both=together)
+            return dict(zip((side, other_side), made))
 
     def make_exact(self) -> None:
         """Waits, if need be, until each format has a schedule of nothing but work, as the kernels for sampling and for sparse
@@ -327,7 +347,7 @@ class Graph:
         found = plan.args.get(key)
         if found is None:
             sides = (int(flipped), int(not flipped)) if csc else (int(flipped),)
-            made = [self._format(side) for side in sides]
+            made = [self._format(side, csc) for side in sides]
             if exact:
                 self.make_exact()
                 made = [self._format(side) for side in sides]

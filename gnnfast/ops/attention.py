@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnfast.ops.edge_softmax import EDGE_SOFTMAX
-from gnnfast.ops.spmm import GRAPH_ARGS, SPMM, Formula, call, register, rows_of, run, sum_of_edges, swap
+from gnnfast.ops.spmm import GRAPH_ARGS, SPMM, Formula, across, call, register, rows_of, run, sum_of_edges, swap
 
 _ops = torch.ops.gnnfast
 MOST_DROP_HEADS = 32  # kMostDropHeads in plugin_src/attention/random.h
@@ -26,8 +26,8 @@ def _(*args: Any) -> tuple[Tensor, Tensor]:
     return x.new_empty(rows_of(args), x.shape[1]), x.new_empty(rows_of(args) if train else 0, dst.shape[1], 4, dtype=wide)
 
 
-# attention_backward(graph of A^T, src, x, out, stats, grad [M, F], slope, dropout, seed)
-#     -> what the sum of dst and src gets by edge [E, H], and the gradients of src and x
+# attention_backward(graph of A^T, src, x, out, stats, grad [M, F], slope, dropout, seed, by_slot)
+#     -> what the sum of dst and src gets by edge [E, H], or by slot of A^T, and the gradients of src and x
 @torch.library.register_fake("gnnfast::attention_backward")
 def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     src, x = args[GRAPH_ARGS : GRAPH_ARGS + 2]
@@ -42,7 +42,7 @@ def _(seed: Tensor, num_edges: int, heads: int, dropout: float) -> Tensor:
 def _keep(
     ctx: Any, needs: Any, output: Any, dst: Tensor, src: Tensor, x: Tensor, slope: float, dropout: float, seed: Any, train: bool
 ) -> tuple[Any, ...]:
-    ctx.numbers, ctx.train = (slope, dropout), train
+    ctx.slope, ctx.dropout, ctx.train = slope, dropout, train
     return *output, dst, src, x, seed
 
 
@@ -51,11 +51,13 @@ def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tupl
     if not ctx.train:
         raise RuntimeError("gnnfast: attention was called with train=False, which keeps nothing for a gradient; pass train=True")
     if torch.compiler.is_compiling() or (holds_a_head(x, src.shape[1]) and not torch.is_grad_enabled()):
-        by_edge, to_src, to_x = run(_ops.attention_backward.default, *swap(graph), src, x, out, stats, grad, *ctx.numbers, seed)
-        found = [sum_of_edges(graph, by_edge, src.shape[0]) if needs[0] else None, to_src, to_x]
+        over, by_slot = across(graph)
+        given = src, x, out, stats, grad, ctx.slope, ctx.dropout, seed, by_slot
+        by_edge, to_src, to_x = run(_ops.attention_backward.default, *swap(graph), *given)
+        found = [sum_of_edges(over, by_edge, src.shape[0]) if needs[0] else None, to_src, to_x]
     else:
         with torch.enable_grad():
-            found = _composed(graph, (dst, src, x), needs, grad, *ctx.numbers, seed)
+            found = _composed(graph, (dst, src, x), needs, grad, ctx.slope, ctx.dropout, seed)
     return *(t if need else None for t, need in zip(found, needs)), None, None, None, None
 
 

@@ -16,7 +16,7 @@ FACTS = 5  # numbers in the facts of an edge list
 
 
 def coo_to_csr(row: Tensor, column: Tensor, num_rows: int, num_cols: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sorts edges by row, stably, without waiting for the device.
+    """Sorts edges on a CPU by row, stably.
 
     Args:
         row: ``[num_edges]``, int32 or int64, any order.
@@ -35,8 +35,28 @@ def coo_to_csr(row: Tensor, column: Tensor, num_rows: int, num_cols: int) -> tup
         raise _typed(error) from None
 
 
+def coo_to_formats(row: Tensor, column: Tensor, num_rows: int, num_cols: int, loops: bool, both: bool) -> tuple[Tensor, ...]:
+    """CSR, and with ``both`` its transpose, of edges on a GPU, each with its schedule, without waiting for the device.
+
+    Args:
+        row, column: as in :func:`coo_to_csr`.
+        loops: each node gets one edge to itself, with the ids from ``num_edges`` on; edges that were loops are left out.
+
+    Returns:
+        ``rowptr, col, perm, schedule`` twice, as :class:`gnnfast.graph.formats.Csr` has them (empty the second time without
+        ``both``), and on the CPU, ``[8]``, how large each schedule's layout can be.
+
+    Raises:
+        ValueError: as there; with ``both`` and ``loops`` together.
+    """
+    try:
+        return torch.ops.gnnfast.coo_to_formats(row, column, num_rows, num_cols, loops, both)  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        raise _typed(error) from None
+
+
 def coo_facts(row: Tensor, column: Tensor) -> Tensor:
-    """The facts of an edge list alone."""
+    """The facts of an edge list on a CPU alone."""
     try:
         return torch.ops.gnnfast.coo_facts(row, column)
     except RuntimeError as error:
@@ -112,8 +132,20 @@ def _(row: Tensor, column: Tensor) -> Tensor:
     return row.new_empty(FACTS, dtype=torch.int64)
 
 
+@torch.library.register_fake("gnnfast::coo_to_formats")
+def _(row: Tensor, column: Tensor, num_rows: int, num_cols: int, loops: bool, both: bool) -> tuple[Tensor, ...]:
+    slots = row.shape[0] + (min(num_rows, num_cols) if loops else 0)
+
+    def side(rows: int, wanted: bool) -> tuple[Tensor, ...]:
+        sizes = (rows + 1, slots, slots) if wanted else (0, 0, 0)
+        items = torch.library.get_ctx().new_dynamic_size()
+        return *(row.new_empty(size, dtype=torch.int32) for size in sizes), row.new_empty(items, 4, dtype=torch.int32)
+
+    return *side(num_rows, True), *side(num_cols, both), row.new_empty(8, dtype=torch.int64, device="cpu")
+
+
 @torch.library.register_fake("gnnfast::schedule")
-def _(rowptr: Tensor, order: Tensor | None, num_edges: int, bounds: bool = False) -> tuple[Tensor, Tensor]:
+def _(rowptr: Tensor, order: Tensor | None, num_edges: int) -> tuple[Tensor, Tensor]:
     items = torch.library.get_ctx().new_dynamic_size()
     return rowptr.new_empty(items, 4), rowptr.new_empty(4, dtype=torch.int64)
 

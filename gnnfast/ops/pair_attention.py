@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnfast.ops.attention import kept_scale
-from gnnfast.ops.spmm import GRAPH_ARGS, Formula, edges, register, rows_of, run
+from gnnfast.ops.spmm import GRAPH_ARGS, Formula, across, edges, register, rows_of, run
 
 _ops = torch.ops.gnnfast
 
@@ -25,9 +25,9 @@ def _(*args: Any) -> tuple[Tensor, Tensor]:
     return key.new_empty(rows_of(args), key.shape[1]), key.new_empty(rows_of(args) if train else 0, heads, 4, dtype=wide)
 
 
-# pair_attention_backward(graph, query, key, value, att, out, stats, grad [M, F], heads, slope, dropout, seed)
-#     -> what scores get by edge [E, H], times slope, or the gradient of the query (GATv2); those of key; and of value, or rows whose
-#     sum is that of att
+# pair_attention_backward(graph, query, key, value, att, out, stats, grad [M, F], heads, slope, dropout, seed, by_slot)
+#     -> what scores get by edge [E, H], or by slot of A^T, times slope, or the gradient of the query (GATv2); those of key; and of
+#     value, or rows whose sum is that of att
 @torch.library.register_fake("gnnfast::pair_attention_backward")
 def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     query, key, _, att, _, _, _, heads = args[GRAPH_ARGS : GRAPH_ARGS + 8]
@@ -62,10 +62,11 @@ def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tupl
         )
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return *_composed(graph, (query, key, value, att), needs, grad, ctx.numbers, seed), *(None,) * 5
-    given = query, key, value, att, out, stats, grad, *ctx.numbers, seed
+    over, by_slot = across(graph) if att is None else (graph, False)
+    given = query, key, value, att, out, stats, grad, *ctx.numbers, seed, by_slot
     first, to_key, third = run(_ops.pair_attention_backward.default, *graph, *given)
     if att is None:
-        to_query = run(_ops.spmm.default, *graph, first, None, key, False) if needs[0] else None
+        to_query = run(_ops.spmm.default, *over, first, None, key, False) if needs[0] else None
         found = to_query, to_key, third, None
     else:
         found = first, to_key, None, third.sum(0) if needs[3] else None

@@ -16,8 +16,8 @@ from gnnfast.cache import Sightings, cache, keep_if_captured
 from gnnfast.config import settings
 from gnnfast.dispatch import execute
 from gnnfast.dispatch.execute import softmax
-from gnnfast.dispatch.few import Few, few_edges, few_edges_and_loops
 from gnnfast.dispatch.select import cannot_win
+from gnnfast.graph import Graph
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import guards
 from gnnfast.pyg.adjacency import graph_of, key_of
@@ -42,17 +42,12 @@ def _make_conv(parts: _Parts) -> Callable[[FunctionType], Callable[..., Any]]:
         def attention_conv(module: Any, x: Any, edge_index: Any, edge_attr: Any, *rest: Any) -> Any:
             size, weights = rest if parts.takes_size else (None, *rest)
             place = f"pyg {type(module).__name__}"
-            small = is_first_and_small(module, edge_index) and not guards.capturing(edge_index.device)
             try:
                 pair = x if type(x) is tuple else (x, x)
                 _check(known, parts, module, pair, edge_index, edge_attr, size, weights)
-                graph: Any
-                if small:
-                    graph, looped = _few(module, pair, edge_index, edge_attr, weights), edge_index
-                else:
-                    graph, looped = _graph(module, pair, edge_index)
-                    # Made before PyG's own parts run, so that nothing of a layer runs twice.
-                    graph.args(csc=torch.is_grad_enabled())
+                graph, looped = _graph(module, pair, edge_index, bool(weights))
+                # Made before PyG's own parts run, so that nothing of a layer runs twice.
+                graph.args(csc=torch.is_grad_enabled())
             except Unsupported as error:
                 ran(place, "in parts", str(error))  # which say themselves how they ran
                 return NotImplemented
@@ -69,13 +64,12 @@ _sightings = Sightings()
 
 
 def is_first_and_small(module: Any, edge_index: Any) -> bool:
-    """Whether a layer meets a graph on a GPU for the first time, and it is so small that to convert it costs what kernels save."""
+    """Whether a layer meets a graph on a GPU for the first time, and it is so small that several kernels over a converted one cost
+    more than they save."""
     if type(edge_index) is not Tensor or not edge_index.is_cuda or edge_index.dim() != 2:
         return False
-    return not _sightings.again(edge_index, id(module)) and is_small(module, edge_index)
-
-
-def is_small(module: Any, edge_index: Tensor) -> bool:
+    if _sightings.again(edge_index, id(module)):
+        return False
     row_bytes = module.heads * module.out_channels * 4
     return cannot_win(edge_index.shape[-1], row_bytes, torch.is_grad_enabled(), settings())
 
@@ -143,33 +137,24 @@ def _check(known: Any, parts: _Parts, module: Any, pair: Any, edge_index: Any, e
             raise Unsupported("edge_attr does not fit")
 
 
-def _graph(module: Any, pair: tuple[Tensor, Tensor], edge_index: Tensor) -> tuple[Any, Tensor]:
-    """The graph of a layer and its ``edge_index``, with self loops where the layer adds them: kept with the user's."""
+def _graph(module: Any, pair: tuple[Tensor, Tensor], edge_index: Tensor, weights: bool) -> tuple[Any, Tensor]:
+    """The graph of a layer and its ``edge_index``, with self loops where the layer adds them: kept with the user's. Listed as PyG
+    lists them only where somebody sees it, as how many edges there then are only a GPU knows."""
     num_src, num_dst = pair[0].shape[0], pair[1].shape[0]
-    looped = edge_index
-    if getattr(module, "add_self_loops", False):
-        nodes = min(num_src, num_dst)
-        key = "self loops", nodes
-        if guards.capturing(edge_index.device):
-            looped = cache.find((edge_index,), key)
-            if looped is None:
-                raise Unsupported("a CUDA graph is being captured, and the self loops are not known; run once before")
-            keep_if_captured(looped)
-        else:
-            looped = cache.get((edge_index,), key, lambda: with_self_loops(edge_index, nodes))
-    return graph_of(looped, num_src, num_dst, True), looped
-
-
-def _few(module: Any, pair: tuple[Tensor, Tensor], edge_index: Tensor, edge_attr: Any, weights: Any) -> Few:
-    """The edges of a small graph that is met for the first time."""
-    if edge_attr is not None or weights or edge_index.dtype is not torch.int64 or pair[0].element_size() < 4:
-        raise Unsupported("too small to gain from a graph that is new")
-    if torch.are_deterministic_algorithms_enabled() or (_dropout(module) and settings().dropout == "framework"):
-        raise Unsupported("too small to gain from a graph that is new")
-    sizes = pair[0].shape[0], pair[1].shape[0]
     if not getattr(module, "add_self_loops", False):
-        return few_edges(edge_index, *sizes)
-    return cache.get((edge_index,), ("few edges", *sizes), lambda: few_edges_and_loops(edge_index, *sizes))  # type: ignore[no-any-return]
+        return graph_of(edge_index, num_src, num_dst, True), edge_index
+    nodes = min(num_src, num_dst)
+    listed = weights or not edge_index.is_cuda or (_dropout(module) and settings().dropout == "framework")
+    key: tuple[Any, ...] = ("self loops", nodes) if listed else ("a loop at each node", num_src, num_dst)
+    made: Any = with_self_loops if listed else Graph.with_loops
+    if guards.capturing(edge_index.device):
+        found = cache.find((edge_index,), key)
+        if found is None:
+            raise Unsupported("a CUDA graph is being captured, and the self loops are not known; run once before")
+        keep_if_captured(found)
+    else:
+        found = cache.get((edge_index,), key, lambda: made(edge_index, *key[1:]))
+    return (graph_of(found, num_src, num_dst, True), found) if listed else (found, edge_index)
 
 
 def _gat(

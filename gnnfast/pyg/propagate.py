@@ -14,10 +14,9 @@ from gnnfast.dispatch.execute import aggregate
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.features import aggregate_csr, unsupported
 from gnnfast.graph import Graph, ids
-from gnnfast.patching import is_dispatched
 from gnnfast.pyg import guards
 from gnnfast.pyg.adjacency import graph_of
-from gnnfast.pyg.attention import dot_attention, is_first_and_small, is_small
+from gnnfast.pyg.attention import dot_attention, is_first_and_small
 from gnnfast.pyg.messages import DOT_ATTENTION, Message
 from gnnfast.pyg.verdict import check_module, refused, served
 from gnnfast.reporting import fell_back, ran
@@ -49,9 +48,7 @@ def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
     if verdict is None or type(edge_index) is not Tensor or not edge_index.is_cuda:
         return False
     if verdict.message is DOT_ATTENTION:
-        # Where its forward is PyG's it has just asked whether the graph is new.
-        asked = is_dispatched(getattr(type(module), "forward", None))
-        if not (is_small(module, edge_index) if asked else is_first_and_small(module, edge_index)):
+        if not is_first_and_small(module, edge_index):
             return False
         ran(verdict.place, "PyG's own", "too small to gain from a graph that is new")
         return True

@@ -463,22 +463,26 @@ def test_inference_tensors(device):
 @pytest.mark.parametrize("loops", [True, False])
 @pytest.mark.parametrize("make", [nn.GATConv, nn.GATv2Conv, nn.TransformerConv])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_small_graphs_that_are_new(name, make, loops, training, device, monkeypatch):
-    """By torch's operations, also where nodes have loops of their own, on either device."""
-    monkeypatch.setattr("gnnfast.pyg.attention.is_first_and_small", lambda module, edge_index: True)
+def test_graphs_that_are_new(name, make, loops, training, device):
+    """Also where nodes have loops of their own. On a GPU neither a graph nor its loops make the host wait."""
     edge_index, num_src, num_dst = GRAPHS[name]()
     n = max(num_src, num_dst)
     options = {} if make is nn.TransformerConv else {"add_self_loops": loops}
     layer = make(F, 5, heads=3, **options).to(device, torch.float64).train(training)
     x = torch.randn(n, F, device=device, dtype=torch.float64)
-    report = compare(layer, x, edge_index.to(device), tolerance=1e-9)
-    assert {kernel for place, kernel, _ in report.kernels if place == f"pyg {make.__name__}"} == {"torch's operations"}
+    edge_index = edge_index.to(device)
+    compare(layer, x, edge_index, tolerance=1e-9)
+    if device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            layer(x, edge_index.clone()).sum().backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("make", [nn.GATConv, nn.GATv2Conv, nn.TransformerConv])
-def test_what_small_new_graphs_do_not_get(make, device, monkeypatch):
-    """Weights, and dropout as PyG draws it, are PyG's; dropout is otherwise the framework's on these edges."""
-    monkeypatch.setattr("gnnfast.pyg.attention.is_first_and_small", lambda module, edge_index: True)
+@pytest.mark.parametrize("make", [nn.GATConv, nn.GATv2Conv])
+def test_dropout_and_weights_of_graphs_with_loops(make, device):
+    """Weights are listed, and framework dropout is drawn, as PyG lists edges; the mean over kernels' draws is that without."""
     edge_index, n, _ = GRAPHS["self_loops_and_duplicates"]()
     x, edge_index = torch.randn(n, F, device=device, dtype=torch.float64), edge_index.to(device)
     layer = make(F, 5, heads=2, dropout=0.5).to(device, torch.float64)
@@ -495,24 +499,12 @@ def test_what_small_new_graphs_do_not_get(make, device, monkeypatch):
     assert torch.equal(found[1][0], expected[1][0]) and relative_error(found[1][1], expected[1][1]) < 1e-12
 
 
-def test_loops_that_are_hidden_have_no_say(device):
-    """However large the features of a node with a loop are, and its own score."""
-    from gnnfast.dispatch import execute
-    from gnnfast.dispatch.few import few_edges_and_loops
-
-    edge_index = torch.tensor([[0, 1, 1, 2], [1, 1, 1, 0]], device=device)
-    few = few_edges_and_loops(edge_index, 3, 3)
-    src = torch.tensor([[0.0], [1e4], [-1e4]], device=device)
-    out, _ = execute.attention(few, torch.eye(3, device=device), torch.zeros(3, 1, device=device), src, 1.0, place="test")
-    assert torch.equal(out, torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]], device=device))
-
-
 @pytest.mark.parametrize("size", [1.0, 100.0, 1000.0])
 @pytest.mark.parametrize("make", [nn.GATConv, nn.GATv2Conv, nn.TransformerConv])
 def test_gradients_beside_a_row_of_large_features(make, size, device):
     """Coefficients are then near one, and gradients differences of what is large."""
     worst = {True: 0.0, False: 0.0}
-    for seed in range(3):
+    for seed in range(20):  # of one, either's error may be ten times the other's
         torch.manual_seed(seed)
         edge_index = torch.randint(0, 30, (2, 150), device=device)
         layer, x = make(F, 4, heads=3).to(device), torch.randn(30, F, device=device)
@@ -534,17 +526,14 @@ def test_gradients_beside_a_row_of_large_features(make, size, device):
 
 
 @pytest.mark.parametrize("make", [nn.GATConv, nn.GATv2Conv, nn.TransformerConv])
-def test_small_graphs_without_nodes(make, device, monkeypatch):
-    monkeypatch.setattr("gnnfast.pyg.attention.is_first_and_small", lambda module, edge_index: True)
+def test_graphs_without_nodes(make, device):
     layer = make(F, 5, heads=3).to(device)
     assert layer(torch.randn(0, F, device=device), torch.empty(2, 0, dtype=torch.int64, device=device)).shape == (0, 15)
 
 
-@pytest.mark.parametrize("small", [True, False])
 @pytest.mark.parametrize("make", [nn.GATConv, nn.GATv2Conv])
-def test_linear_layers_that_give_more_rows(make, small, device, monkeypatch):
+def test_linear_layers_that_give_more_rows(make, device):
     """PyG adds loops to as many nodes as there are rows after them."""
-    monkeypatch.setattr("gnnfast.pyg.attention.is_first_and_small", lambda module, edge_index: small)
     edge_index, n, _ = GRAPHS["random"]()
     layer, x = make(F, 5, heads=2).to(device), torch.randn(n, F, device=device)
     for lin in (layer.lin,) if make is nn.GATConv else (layer.lin_l, layer.lin_r):

@@ -4,9 +4,14 @@
 //   slots ascend by edge id. facts [5] int64, on the device of the edges, is a Bounds: the index ranges, and whether the rows
 //   came sorted, so that slots are edge ids; perm may then be empty.
 //
-// Nothing here waits for a device. On a CPU the caller reads the facts and raises the error if an index is outside
-// (gnnfast/ops/convert.py). On CUDA an edge with an id outside is left out (its slot lies behind those of all rows, its column
-// is 0) and complained of (common/ids.cuh), so that kernels may run over the result before anybody has looked.
+// On a CPU (coo_to_csr) the caller reads the facts and raises the error if an index is outside (gnnfast/ops/convert.py). On
+// CUDA (coo_to_formats) nothing waits for the device: an edge with an id outside is left out (its slot lies behind those of all
+// rows, its column is 0) and complained of (common/ids.cuh), so that kernels may run over the result before anybody has looked,
+// and of the schedule the host knows only how long it can be. There
+//   loops  gives each of the min(num_rows, num_cols) nodes one edge to itself, with the ids from E on; edges that were loops
+//   are
+//          left out
+//   both   makes the transpose as well, in the same launches: what a new small graph takes is the host's time for these
 #pragma once
 
 #include "common/dtype.h"

@@ -1,124 +1,142 @@
 #include <torch/csrc/stable/library.h>
 
 #include <cub/device/device_radix_sort.cuh>
-#include <limits>
 #include <mutex>
 
 #include "common/ids.cuh"
 #include "common/launch.cuh"
 #include "convert.h"
+#include "schedule.cuh"
 
 namespace gnnfast {
 namespace {
 
-__device__ inline void warp_min_max(long long& lo, long long& hi) {
-  for (int o = 1; o < kWarp; o <<= 1) {
-    lo = min(lo, __shfl_xor_sync(kAllLanes, lo, o));
-    hi = max(hi, __shfl_xor_sync(kAllLanes, hi, o));
-  }
-}
+// A format that is made: of rows and columns as given, or of the transpose.
+struct Side {
+  int64_t num_rows, num_cols;
+  const void *row, *column;
+  int32_t *rowptr, *col, *perm;
+};
 
-// A Bounds: smallest and largest row and column, and whether the rows ascend.
+struct ConvertArgs {
+  Side of[2];
+  int64_t num_edges, slots;  // without and with loops that are added
+  bool loops;
+  int32_t *key, *id, *sorted_key, *sorted_id;  // [sides * slots]; keys of the transpose follow those of all rows
+
+  __device__ int32_t first_key(int side) const { return side ? static_cast<int32_t>(of[0].num_rows) + 1 : 0; }
+};
+
+// An edge that is not inside the matrix is sorted behind all others of a side, where no row's slots are.
 template <class I>
-__global__ void __launch_bounds__(kBlock) bounds_kernel(const CooArgs p, long long* found) {
-  const I *row = static_cast<const I*>(p.row), *col = static_cast<const I*>(p.column);
-  long long r0 = LLONG_MAX, r1 = LLONG_MIN, c0 = LLONG_MAX, c1 = LLONG_MIN;
-  bool sorted = true;
-  for (int64_t e = int64_t{blockIdx.x} * kBlock + threadIdx.x; e < p.num_edges; e += int64_t{gridDim.x} * kBlock) {
-    const long long r = row[e], c = col[e];
-    r0 = min(r0, r), r1 = max(r1, r), c0 = min(c0, c), c1 = max(c1, c);
-    sorted = sorted && (e == 0 || row[e - 1] <= row[e]);
-  }
-  warp_min_max(r0, r1);
-  warp_min_max(c0, c1);
-  sorted = __all_sync(kAllLanes, sorted);
-  if (threadIdx.x % kWarp == 0) {
-    atomicMin(found, r0), atomicMax(found + 1, r1), atomicMin(found + 2, c0), atomicMax(found + 3, c1);
-    if (!sorted) atomicMin(found + 4, 0ll);
-  }
-}
-
-__global__ void init_bounds_kernel(long long* found) {
-  found[0] = found[2] = LLONG_MAX, found[1] = found[3] = LLONG_MIN, found[4] = 1;
-}
-
-Tensor find_facts(const CooArgs& p, const Tensor& ref, cudaStream_t stream) {
-  Tensor facts = make_empty(ref, {5}, ScalarType::Long);
-  long long* data = reinterpret_cast<long long*>(facts.mutable_data_ptr<int64_t>());
-  init_bounds_kernel<<<1, 1, 0, stream>>>(data);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
-  if (p.num_edges == 0) return facts;
-  const unsigned grid = static_cast<unsigned>(std::min<int64_t>(blocks_for(p.num_edges), 2048));
-  dispatch_index("edge_index", p.index,
-                 [&](auto type) { bounds_kernel<typename decltype(type)::type><<<grid, kBlock, 0, stream>>>(p, data); });
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
-  return facts;
-}
-
-// An edge that is not inside the matrix is sorted behind all others, where no row's slots are.
-template <class I>
-__global__ void __launch_bounds__(kBlock) keys_kernel(const CooArgs p, int32_t* key, int32_t* id, longlong2* complaint) {
+__global__ void __launch_bounds__(kBlock) keys_kernel(const ConvertArgs p, int sides, longlong2* complaint) {
   const int64_t e = int64_t{blockIdx.x} * kBlock + threadIdx.x;
-  if (e >= p.num_edges) return;
-  const int64_t row = static_cast<const I*>(p.row)[e], column = static_cast<const I*>(p.column)[e];
-  const bool good_row = inside(row, p.num_rows), good = good_row && inside(column, p.num_cols);
-  if (!good) complain(complaint, good_row ? column : row, good_row ? p.num_cols : p.num_rows);
-  key[e] = static_cast<int32_t>(good ? row : p.num_rows);
-  id[e] = static_cast<int32_t>(e);
+  if (e >= p.slots) return;
+  int64_t ends[2] = {e - p.num_edges, e - p.num_edges};
+  bool counts = true;
+  if (e < p.num_edges) {
+    ends[0] = static_cast<const I*>(p.of[0].row)[e], ends[1] = static_cast<const I*>(p.of[0].column)[e];
+    const bool good_row = inside(ends[0], p.of[0].num_rows), good = good_row && inside(ends[1], p.of[0].num_cols);
+    if (!good) complain(complaint, good_row ? ends[1] : ends[0], good_row ? p.of[0].num_cols : p.of[0].num_rows);
+    counts = good && !(p.loops && ends[0] == ends[1]);
+  }
+  for (int side = 0; side < sides; ++side) {
+    p.key[side * p.slots + e] = p.first_key(side) + static_cast<int32_t>(counts ? ends[side] : p.of[side].num_rows);
+    p.id[side * p.slots + e] = static_cast<int32_t>(e);
+  }
 }
 
-// From the sorted rows: where each row begins, and the columns in that order.
+// From the sorted rows: where each row begins, and the edges in that order.
 template <class I>
-__global__ void __launch_bounds__(kBlock)
-    fill_kernel(const CooArgs p, const int32_t* key, const int32_t* perm, int32_t* rowptr, int32_t* col) {
-  const int64_t e = int64_t{blockIdx.x} * kBlock + threadIdx.x;
-  if (e > p.num_edges) return;
-  const int64_t from = e == 0 ? 0 : key[e - 1] + 1, to = e == p.num_edges ? p.num_rows : key[e];
-  for (int64_t r = from; r <= to; ++r) rowptr[r] = static_cast<int32_t>(e);
-  if (e >= p.num_edges) return;
-  const int64_t column = static_cast<const I*>(p.column)[perm[e]];
-  col[e] = static_cast<int32_t>(inside(column, p.num_cols) ? column : 0);
+__global__ void __launch_bounds__(kBlock) fill_kernel(const ConvertArgs p) {
+  const Side& side = p.of[blockIdx.y];
+  const int32_t *key = p.sorted_key + blockIdx.y * p.slots, *id = p.sorted_id + blockIdx.y * p.slots;
+  const int32_t first = p.first_key(blockIdx.y);
+  const int64_t s = int64_t{blockIdx.x} * kBlock + threadIdx.x;
+  if (s > p.slots) return;
+  const int64_t from = s == 0 ? 0 : key[s - 1] - first + 1, to = s == p.slots ? side.num_rows : key[s] - first;
+  for (int64_t r = from; r <= to; ++r) side.rowptr[r] = static_cast<int32_t>(s);
+  if (s >= p.slots) return;
+  const int32_t e = id[s];
+  const int64_t column = e < p.num_edges ? static_cast<const I*>(side.column)[e] : e - p.num_edges;
+  side.col[s] = static_cast<int32_t>(inside(column, side.num_cols) ? column : 0);
+  if (side.perm != id) side.perm[s] = e;
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> coo_to_csr(const Tensor& row_, const Tensor& column_, int64_t num_rows,
-                                                      int64_t num_cols) {
+using Formats = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+// rowptr, col, perm and the items of the schedule, those of the transpose (or empty ones), and on the CPU, [8], how large each
+// schedule's layout can be; the last of the items holds what it is.
+Formats coo_to_formats(const Tensor& row_, const Tensor& column_, int64_t num_rows, int64_t num_cols, bool loops, bool both) {
   const Tensor row = as_contiguous(row_), column = as_contiguous(column_);
-  const CooArgs args = check_coo_input(row, column, num_rows, num_cols);
+  const CooArgs coo = check_coo_input(row, column, num_rows, num_cols);
   const Launch launch(row);
-  const int64_t edges = args.num_edges;
-  auto scratch = [&](int64_t n, ScalarType t) { return make_empty(row, {n}, t); };
-  Tensor col = scratch(edges, ScalarType::Int), perm = scratch(edges, ScalarType::Int);
-  const Tensor facts = find_facts(args, row, launch.stream);
-  if (edges == 0) return {torch::stable::new_zeros(row, {num_rows + 1}, ScalarType::Int), col, perm, facts};
-  Tensor rowptr = scratch(num_rows + 1, ScalarType::Int);
-  dispatch_index("edge_index", args.index, [&](auto type) {
+  const int sides = both ? 2 : 1;
+  const int64_t slots = coo.num_edges + (loops ? std::min(num_rows, num_cols) : 0),
+                last_key = num_rows + (both ? num_cols + 1 : 0);
+  GNNFAST_CHECK(sides * slots < kMaxEdges && last_key < kMaxIndex, "graphs of 2^31 nodes or edges are not supported, got ",
+                num_rows, " rows, ", num_cols, " columns and ", slots, " edges, loops included");
+  auto ints = [&](int64_t n) { return make_empty(row, {n}, ScalarType::Int); };
+  ConvertArgs p{};
+  p.num_edges = coo.num_edges, p.slots = slots, p.loops = loops;
+  p.of[0] = {num_rows, num_cols, coo.row, coo.column, nullptr, nullptr, nullptr};
+  p.of[1] = {num_cols, num_rows, coo.column, coo.row, nullptr, nullptr, nullptr};
+  std::optional<Tensor> rowptr[2], col[2], perm[2], items[2];
+  std::array<int64_t, 8> bounds{};
+  ScheduleJobs jobs;
+  int64_t windows = 0;
+  for (int side = 0; side < 2; ++side) {
+    const bool wanted = side < sides;
+    ScheduleJob& job = jobs.of[side];
+    rowptr[side] = ints(wanted ? p.of[side].num_rows + 1 : 0);
+    if (wanted) job = ScheduleJob(rowptr[side]->mutable_data_ptr<int32_t>(), p.of[side].num_rows, slots);
+    col[side] = ints(wanted ? slots : 0), perm[side] = ints(wanted ? slots : 0);
+    const int64_t most = wanted ? job.most_items() + 1 : 0;
+    items[side] = make_empty(row, {most, 4}, ScalarType::Int);
+    if (!wanted) continue;
+    job.items = reinterpret_cast<int4*>(items[side]->mutable_data_ptr<int32_t>());
+    job.counts = job.items + most - 1;
+    p.of[side].rowptr = rowptr[side]->mutable_data_ptr<int32_t>();
+    p.of[side].col = col[side]->mutable_data_ptr<int32_t>();
+    p.of[side].perm = perm[side]->mutable_data_ptr<int32_t>();
+    const std::array<int64_t, 4> most_of_each = job.bounds();
+    std::copy(most_of_each.begin(), most_of_each.end(), bounds.begin() + 4 * side);
+    windows += job.num_windows();
+  }
+  size_t temp_bytes = 0;
+  int bits = 1;
+  while (bits < 31 && last_key >> bits) ++bits;
+  const int64_t all = sides * slots;
+  auto sort = [&](void* temp) {
+    STD_CUDA_CHECK(
+        cub::DeviceRadixSort::SortPairs(temp, temp_bytes, p.key, p.sorted_key, p.id, p.sorted_id, all, 0, bits, launch.stream));
+  };
+  sort(nullptr);
+  // Scratch: what cub wants and windows of schedules, each at a multiple of 16 bytes, and three buffers of keys and ids, or
+  // four for two sides; columns and perms serve as the others until they are filled.
+  const int64_t temp_ints = (static_cast<int64_t>(temp_bytes) + 15) / 16 * 4;
+  Tensor scratch = ints(temp_ints + 4 * windows + (both ? 4 : 2) * all);
+  int32_t* at = scratch.mutable_data_ptr<int32_t>();
+  int32_t* temp = at;
+  at += temp_ints;
+  for (int side = 0; side < sides; ++side) {
+    jobs.of[side].windows = reinterpret_cast<Counts*>(at);
+    at += 4 * jobs.of[side].num_windows();
+  }
+  p.key = at, p.sorted_key = at + all;
+  p.id = both ? at + 2 * all : p.of[0].col, p.sorted_id = both ? at + 3 * all : p.of[0].perm;
+  dispatch_index("edge_index", coo.index, [&](auto type) {
     using I = typename decltype(type)::type;
-    const unsigned grid = blocks_for(edges + 1);
-    // Four buffers of E int32; col serves as one of them until it is filled.
-    Tensor keys = scratch(edges, ScalarType::Int), keys_out = scratch(edges, ScalarType::Int);
-    int32_t *key = keys.mutable_data_ptr<int32_t>(), *key_out = keys_out.mutable_data_ptr<int32_t>();
-    int32_t *id = col.mutable_data_ptr<int32_t>(), *id_out = perm.mutable_data_ptr<int32_t>();
-    keys_kernel<I><<<grid, kBlock, 0, launch.stream>>>(args, key, id, complaints());
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-    int bits = 1;
-    while (bits < 31 && num_rows >> bits) ++bits;
-    size_t bytes = 0;
-    STD_CUDA_CHECK(cub::DeviceRadixSort::SortPairs(nullptr, bytes, key, key_out, id, id_out, edges, 0, bits, launch.stream));
-    Tensor temp = scratch(static_cast<int64_t>(bytes), ScalarType::Byte);
-    STD_CUDA_CHECK(cub::DeviceRadixSort::SortPairs(temp.mutable_data_ptr(), bytes, key, key_out, id, id_out, edges, 0, bits,
-                                                   launch.stream));
-    fill_kernel<I><<<grid, kBlock, 0, launch.stream>>>(args, key_out, id_out, rowptr.mutable_data_ptr<int32_t>(),
-                                                       col.mutable_data_ptr<int32_t>());
+    if (slots > 0) {
+      keys_kernel<I><<<blocks_for(slots), kBlock, 0, launch.stream>>>(p, sides, complaints());
+      STD_CUDA_KERNEL_LAUNCH_CHECK();
+      sort(temp);
+    }
+    fill_kernel<I><<<dim3(blocks_for(slots + 1), sides), kBlock, 0, launch.stream>>>(p);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
-  return {rowptr, col, perm, facts};
-}
-
-Tensor coo_facts(const Tensor& row_, const Tensor& column_) {
-  const Tensor row = as_contiguous(row_), column = as_contiguous(column_);
-  const CooArgs args = check_coo_input(row, column, 0, 0);
-  const Launch launch(row);
-  return find_facts(args, row, launch.stream);
+  launch_schedules(jobs, sides, launch.stream);
+  return {*rowptr[0], *col[0], *perm[0], *items[0], *rowptr[1], *col[1], *perm[1], *items[1], make_on_cpu(bounds)};
 }
 
 // The address of the complaints, for a device of CUDA.
@@ -144,8 +162,7 @@ longlong2* complaints() {
 
 STABLE_TORCH_LIBRARY_IMPL(gnnfast, CUDA, m) {
   m.impl("id_complaints", TORCH_BOX(&id_complaints));
-  m.impl("coo_to_csr", TORCH_BOX(&coo_to_csr));
-  m.impl("coo_facts", TORCH_BOX(&coo_facts));
+  m.impl("coo_to_formats", TORCH_BOX(&coo_to_formats));
 }
 
 }  // namespace gnnfast

@@ -6,9 +6,8 @@
 //   order [num_rows] int32 (optional): the rows in launch order; id order without it.
 //
 // Returns items [num_rows + E / longest, 4] int32, of which the first layout[0] are used, and layout [4] int64 on the device:
-// items, pieces, items for a block, items for a warp. With `bounds`
-// the layout is how many there can be, on the CPU, so that nobody waits for the device, and the last of the items holds how
-// many there are.
+// items, pieces, items for a block, items for a warp. coo_to_formats (convert.h) makes schedules of which nobody waits to hear
+// how long they are.
 #pragma once
 
 #include "common/csr.h"

@@ -5,47 +5,33 @@
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
-#include "common/launch.cuh"
-#include "schedule.h"
+#include "schedule.cuh"
 
 namespace gnnfast {
 namespace {
 
-constexpr int kRows = 16;                // rows a thread
-constexpr int kWindow = kBlock * kRows;  // rows that are sorted together
+constexpr int kRows = kWindow / kBlock;  // rows a thread
 constexpr int kKeyBits = 11, kLast = (1 << kKeyBits) - 1;
 static_assert(kMostWarpEdges < kLast);
-
-struct ScheduleArgs {
-  const int32_t *rowptr, *order;  // order may be null
-  int64_t num_rows;
-  int32_t warp_edges, block_edges;
-};
-
-// Items of each section: pieces, whole rows for a block, for a warp, for a few lanes.
-struct Counts {
-  int32_t n[4];
-  __device__ Counts operator+(const Counts& o) const { return {{n[0] + o.n[0], n[1] + o.n[1], n[2] + o.n[2], n[3] + o.n[3]}}; }
-};
 
 struct Row {
   int32_t id, begin, degree;
 };
 
-__device__ inline Row row_at(const ScheduleArgs& p, int64_t position) {
+__device__ inline Row row_at(const ScheduleJob& p, int64_t position) {
   if (position >= p.num_rows) return {-1, 0, 0};
   const int32_t id = p.order ? p.order[position] : static_cast<int32_t>(position);
   const int32_t begin = p.rowptr[id];
   return {id, begin, p.rowptr[id + 1] - begin};
 }
 
-__device__ inline int pieces_of(const ScheduleArgs& p, int degree) { return (degree - 1) / p.block_edges + 1; }
+__device__ inline int pieces_of(const ScheduleJob& p, int degree) { return (degree - 1) / p.block_edges + 1; }
 
-__device__ inline int section_of(const ScheduleArgs& p, int degree) {
+__device__ inline int section_of(const ScheduleJob& p, int degree) {
   return degree > p.block_edges ? 0 : degree > p.warp_edges ? 1 : degree > kShortRow ? 2 : 3;
 }
 
-__device__ inline Counts count_rows(const ScheduleArgs& p, const Row (&rows)[kRows]) {
+__device__ inline Counts count_rows(const ScheduleJob& p, const Row (&rows)[kRows]) {
   Counts mine{};
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
@@ -57,24 +43,29 @@ __device__ inline Counts count_rows(const ScheduleArgs& p, const Row (&rows)[kRo
   return mine;
 }
 
-__device__ inline void read_rows(const ScheduleArgs& p, Row (&rows)[kRows]) {
+__device__ inline void read_rows(const ScheduleJob& p, Row (&rows)[kRows]) {
 #pragma unroll
   for (int i = 0; i < kRows; ++i) rows[i] = row_at(p, int64_t{blockIdx.x} * kWindow + threadIdx.x * kRows + i);
 }
 
 using Scan = cub::BlockScan<Counts, kBlock>;
 
-__global__ void __launch_bounds__(kBlock) count_kernel(const ScheduleArgs p, Counts* windows) {
+__global__ void __launch_bounds__(kBlock) count_kernel(const ScheduleJobs jobs) {
+  const ScheduleJob& p = jobs.of[blockIdx.y];
+  if (blockIdx.x >= p.num_windows()) return;
   __shared__ typename cub::BlockReduce<Counts, kBlock>::TempStorage storage;
   Row rows[kRows];
   read_rows(p, rows);
   const Counts total =
       cub::BlockReduce<Counts, kBlock>(storage).Reduce(count_rows(p, rows), [](Counts a, Counts b) { return a + b; });
-  if (threadIdx.x == 0) windows[blockIdx.x] = total;
+  if (threadIdx.x == 0) p.windows[blockIdx.x] = total;
 }
 
-// One block: where each window's items begin within their sections, and the layout.
-__global__ void __launch_bounds__(kBlock) scan_kernel(Counts* windows, int64_t num_windows, int64_t* layout, int4* counts) {
+// One block a job: where each window's items begin within their sections, and how many there are of all.
+__global__ void __launch_bounds__(kBlock) scan_kernel(const ScheduleJobs jobs) {
+  const ScheduleJob& p = jobs.of[blockIdx.y];
+  Counts* windows = p.windows;
+  const int64_t num_windows = p.num_windows();
   __shared__ typename Scan::TempStorage storage;
   Counts before{};
   for (int64_t base = 0; base < num_windows; base += kBlock) {
@@ -88,13 +79,15 @@ __global__ void __launch_bounds__(kBlock) scan_kernel(Counts* windows, int64_t n
   }
   if (threadIdx.x == 0) {
     const int32_t* n = before.n;
-    layout[0] = int64_t{n[0]} + n[1] + n[2] + n[3], layout[1] = n[0], layout[2] = int64_t{n[0]} + n[1], layout[3] = n[2];
-    if (counts) *counts = make_int4(n[0] + n[1] + n[2] + n[3], n[0], n[0] + n[1], n[2]);
+    *p.counts = make_int4(n[0] + n[1] + n[2] + n[3], n[0], n[0] + n[1], n[2]);
+    if (p.layout) p.layout[0] = p.counts->x, p.layout[1] = p.counts->y, p.layout[2] = p.counts->z, p.layout[3] = p.counts->w;
   }
 }
 
-__global__ void __launch_bounds__(kBlock)
-    items_kernel(const ScheduleArgs p, const Counts* windows, const int64_t* layout, int4* items) {
+__global__ void __launch_bounds__(kBlock) items_kernel(const ScheduleJobs jobs) {
+  const ScheduleJob& p = jobs.of[blockIdx.y];
+  if (blockIdx.x >= p.num_windows()) return;
+  int4* items = p.items;
   using Sort = cub::BlockRadixSort<int32_t, kBlock, kRows, int32_t>;
   __shared__ union {
     typename Scan::TempStorage scan;
@@ -104,8 +97,9 @@ __global__ void __launch_bounds__(kBlock)
   read_rows(p, rows);
   Counts offset{}, here{};
   Scan(storage.scan).ExclusiveScan(count_rows(p, rows), offset, Counts{}, [](Counts a, Counts b) { return a + b; }, here);
-  const Counts window = windows[blockIdx.x];
-  const int64_t first[4] = {0, layout[1], layout[2], layout[2] + layout[3]};
+  const Counts window = p.windows[blockIdx.x];
+  const int4 counts = *p.counts;
+  const int64_t first[4] = {0, counts.y, counts.z, int64_t{counts.z} + counts.w};
 
   int32_t key[kRows], position[kRows];
 #pragma unroll
@@ -140,43 +134,38 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-// How many items there can be, in the order of a layout.
-std::array<int64_t, 4> most_items(const ScheduleArgs& p, int64_t num_edges) {
-  // A row of more than b edges has at most 2 / b pieces an edge.
-  const int64_t pieces = num_edges > p.block_edges ? 2 * num_edges / p.block_edges : 0;
-  const int64_t for_block = pieces + std::min(p.num_rows, num_edges / (p.warp_edges + 1));
-  const int64_t for_warp = std::min(p.num_rows, num_edges / (kShortRow + 1));
-  return {for_block + for_warp + p.num_rows, pieces, for_block, for_warp};
+}  // namespace
+
+void launch_schedules(const ScheduleJobs& jobs, int count, cudaStream_t stream) {
+  int64_t windows = 0;
+  for (int i = 0; i < count; ++i) windows = std::max(windows, jobs.of[i].num_windows());
+  if (windows == 0) return;
+  const dim3 grid(static_cast<unsigned>(windows), count);
+  count_kernel<<<grid, kBlock, 0, stream>>>(jobs);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  scan_kernel<<<dim3(1, count), kBlock, 0, stream>>>(jobs);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  items_kernel<<<grid, kBlock, 0, stream>>>(jobs);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-std::tuple<Tensor, Tensor> schedule(const Tensor& rowptr, const OptTensor& order, int64_t num_edges, bool bounds) {
-  ScheduleArgs p{};
-  p.rowptr = check_index("rowptr", rowptr, rowptr);
-  p.order = check_index("order", order, rowptr);
-  p.num_rows = rowptr.numel() - 1;
-  GNNFAST_CHECK(p.num_rows >= 0, "rowptr must have at least one element");
-  if (order) check_size("order", *order, 0, p.num_rows);
-  p.warp_edges = static_cast<int32_t>(warp_edges(num_edges));
-  p.block_edges = static_cast<int32_t>(block_edges(num_edges));
+namespace {
+
+std::tuple<Tensor, Tensor> schedule(const Tensor& rowptr, const OptTensor& order, int64_t num_edges) {
+  GNNFAST_CHECK(rowptr.numel() > 0, "rowptr must have at least one element");
+  ScheduleJob job(check_index("rowptr", rowptr, rowptr), rowptr.numel() - 1, num_edges);
+  job.order = check_index("order", order, rowptr);
+  if (order) check_size("order", *order, 0, job.num_rows);
   const Launch launch(rowptr);
-  const int64_t most = p.num_rows + num_edges / p.block_edges + (bounds ? 1 : 0);
-  Tensor items = make_empty(rowptr, {most, 4}, ScalarType::Int);
+  Tensor items = make_empty(rowptr, {job.most_items(), 4}, ScalarType::Int);
   Tensor layout = torch::stable::new_zeros(rowptr, {4}, ScalarType::Long);
-  Tensor known = make_on_cpu(p.num_rows ? most_items(p, num_edges) : std::array<int64_t, 4>{});
-  if (p.num_rows == 0) return {items, bounds ? known : layout};
-  const int64_t windows = (p.num_rows + kWindow - 1) / kWindow;
-  Tensor counts = make_empty(rowptr, {windows, 4}, ScalarType::Int);
-  Counts* at = reinterpret_cast<Counts*>(counts.mutable_data_ptr<int32_t>());
-  const unsigned grid = static_cast<unsigned>(windows);
-  int4* item = reinterpret_cast<int4*>(items.mutable_data_ptr<int32_t>());
-  count_kernel<<<grid, kBlock, 0, launch.stream>>>(p, at);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
-  scan_kernel<<<1, kBlock, 0, launch.stream>>>(at, windows, layout.mutable_data_ptr<int64_t>(),
-                                               bounds ? item + most - 1 : nullptr);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
-  items_kernel<<<grid, kBlock, 0, launch.stream>>>(p, at, layout.const_data_ptr<int64_t>(), item);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
-  return {items, bounds ? known : layout};
+  Tensor counts = make_empty(rowptr, {job.num_windows() + 1, 4}, ScalarType::Int);
+  job.windows = reinterpret_cast<Counts*>(counts.mutable_data_ptr<int32_t>());
+  job.counts = reinterpret_cast<int4*>(job.windows + job.num_windows());
+  job.items = reinterpret_cast<int4*>(items.mutable_data_ptr<int32_t>());
+  job.layout = layout.mutable_data_ptr<int64_t>();
+  launch_schedules({{job}}, 1, launch.stream);
+  return {items, layout};
 }
 
 }  // namespace

@@ -49,7 +49,8 @@ struct PairArgs {
   const void* stats;     // backward, in the accumulation type, [destinations, H, 4]: max, dst (kAdditive), 1 / sum, D
   void* out;             // [num_rows, F]: out; to columns: to value, or to key (kGatv2)
   void* to_own;     // [num_rows, F], to rows: to query; to columns: to key (kScaledDot), or [num_rows, H] to src (kAdditive)
-  void* edges;      // [E, H] by edge id, to columns: slope * ds (kScaledDot), or to raw (kAdditive)
+  bool by_slot;     // `edges` are by slot of `a`, not by edge id
+  void* edges;      // [E, H], to columns: slope * ds (kScaledDot), or to raw (kAdditive)
   void* product;    // [num_rows, F], backward (kGatv2): own * slopes, 0 where there are no edges
   void* new_stats;  // [num_rows, H, 4], forward, or null: as stats without D
 };

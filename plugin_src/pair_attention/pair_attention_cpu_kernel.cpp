@@ -141,7 +141,7 @@ struct Pair {
           s *= of[2];
           d = s * (keep * d - of[3]) * (SCORE == kScaledDot ? slope : SCORE == kAdditive ? slope_at(first + k, h) : A{1});
           s *= keep;
-          if (SCORE != kGatv2) store(static_cast<T*>(p.edges) + edge * heads + h, d);
+          if (SCORE != kGatv2) store(static_cast<T*>(p.edges) + (p.by_slot ? first + k : edge) * heads + h, d);
           if (SCORE == kAdditive) sum[h] += d;
         }
       }

@@ -121,7 +121,7 @@ struct Pair {
   }
 
   template <int LANES, bool WHOLE>
-  __device__ void take(int j, int group, int count, int, const Edges& edges) {
+  __device__ void take(int j, int group, int count, int first, const Edges& edges) {
     constexpr int G = LANES / TPR;
     A s[kFlight], dot[kFlight], four[kFlight][4];
     Raw<T, VEC> other[kFlight][NV], with[kFlight][NV];
@@ -204,7 +204,8 @@ struct Pair {
         if constexpr (SCORE == kAdditive) now.sum += ds;
         if constexpr (kWrites)
           if (active && f % (p.width / p.heads) == 0)
-            static_cast<T*>(p.edges)[int64_t{id[c]} * p.heads + head] = from_acc<T>(ds);
+            static_cast<T*>(p.edges)[int64_t{p.by_slot ? first + (j + c) * G + group : id[c]} * p.heads + head] =
+                from_acc<T>(ds);
 #pragma unroll
         for (int i = 0; i < N; ++i) {
           const A e = of_other(c, i);
