@@ -6,6 +6,11 @@
   "Tensor rowptr, Tensor col, Tensor? perm, Tensor? schedule, int[] layout, " \
   "Tensor? rowptr_t, Tensor? col_t, Tensor? perm_t, Tensor? schedule_t, int[] layout_t"
 
+// The same for ops that run over both.
+#define GNNFAST_BOTH                                                          \
+  "Tensor rowptr, Tensor col, Tensor? perm, Tensor? schedule, int[] layout, " \
+  "Tensor rowptr_t, Tensor col_t, Tensor? perm_t, Tensor? schedule_t, int[] layout_t"
+
 STABLE_TORCH_LIBRARY(gnnfast, m) {
   // graph/convert.h
   m.def("coo_to_csr(Tensor row, Tensor column, int num_rows, int num_cols) -> (Tensor, Tensor, Tensor, Tensor)");  // CPU only
@@ -34,21 +39,18 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   // attention/attention.h
   m.def("attention(" GNNFAST_GRAPH
         ", Tensor dst, Tensor src, Tensor x, float slope, float dropout, Tensor? seed, bool train) -> (Tensor, Tensor)");
-  m.def("attention_backward(" GNNFAST_GRAPH
-        ", Tensor src, Tensor x, Tensor out, Tensor stats, Tensor grad, float slope, float dropout, Tensor? seed, "
-        "bool by_slot=False) -> (Tensor, Tensor, Tensor)");
+  m.def("attention_backward(" GNNFAST_BOTH
+        ", Tensor dst, Tensor src, Tensor x, Tensor out, Tensor stats, Tensor grad, float slope, float dropout, Tensor? seed, "
+        "bool atomics) -> (Tensor, Tensor, Tensor)");
   m.def("attention_keep(Tensor seed, int num_edges, int heads, float dropout) -> Tensor");
   // pair_attention/pair_attention.h
   m.def("pair_attention(" GNNFAST_GRAPH
         ", Tensor query, Tensor key, Tensor? value, Tensor? att, int heads, float slope, float dropout, Tensor? seed, bool "
         "train) "
         "-> (Tensor, Tensor)");
-  m.def(
-      "pair_attention_backward(Tensor rowptr, Tensor col, Tensor? perm, Tensor? schedule, int[] layout, "
-      "Tensor rowptr_t, Tensor col_t, Tensor? perm_t, Tensor? schedule_t, int[] layout_t, "
-      "Tensor query, Tensor key, Tensor? value, Tensor? att, Tensor out, Tensor stats, Tensor grad, int heads, float slope, "
-      "float dropout, "
-      "Tensor? seed, bool by_slot=False) -> (Tensor, Tensor, Tensor)");
+  m.def("pair_attention_backward(" GNNFAST_BOTH
+        ", Tensor query, Tensor key, Tensor? value, Tensor? att, Tensor out, Tensor stats, Tensor grad, int heads, "
+        "float slope, float dropout, Tensor? seed) -> (Tensor, Tensor, Tensor)");
   // spmm_sampled/spmm_sampled.h
   m.def(
       "spmm_sampled(" GNNFAST_GRAPH

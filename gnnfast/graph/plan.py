@@ -15,7 +15,9 @@ from gnnfast.graph.formats import Csr, Exactly, schedule
 from gnnfast.reporting import scheduled
 from gnnfast.stream import is_capturing
 
-EXACT_USES = 3  # aggregations from which a schedule of nothing but work is worth making
+# Aggregations from which a schedule of nothing but work is worth making: more than a model makes of a graph that is new in each
+# step.
+EXACT_USES = 16
 
 
 class Tuned(NamedTuple):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnfast.ops.edge_softmax import EDGE_SOFTMAX
-from gnnfast.ops.spmm import GRAPH_ARGS, SPMM, Formula, across, call, register, rows_of, run, sum_of_edges, swap
+from gnnfast.ops.spmm import GRAPH_ARGS, SPMM, Formula, call, register, rows_of, run
 
 _ops = torch.ops.gnnfast
 MOST_DROP_HEADS = 32  # kMostDropHeads in plugin_src/attention/random.h
@@ -26,12 +26,11 @@ def _(*args: Any) -> tuple[Tensor, Tensor]:
     return x.new_empty(rows_of(args), x.shape[1]), x.new_empty(rows_of(args) if train else 0, dst.shape[1], 4, dtype=wide)
 
 
-# attention_backward(graph of A^T, src, x, out, stats, grad [M, F], slope, dropout, seed, by_slot)
-#     -> what the sum of dst and src gets by edge [E, H], or by slot of A^T, and the gradients of src and x
+# attention_backward(graph, dst, src, x, out, stats, grad [M, F], slope, dropout, seed, atomics) -> the gradients of dst, src and x
 @torch.library.register_fake("gnnfast::attention_backward")
 def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    src, x = args[GRAPH_ARGS : GRAPH_ARGS + 2]
-    return src.new_empty(args[1].shape[0], src.shape[1]), torch.empty_like(src), torch.empty_like(x)
+    dst, src, x = args[GRAPH_ARGS : GRAPH_ARGS + 3]
+    return torch.empty_like(dst), torch.empty_like(src), torch.empty_like(x)
 
 
 @torch.library.register_fake("gnnfast::attention_keep")
@@ -51,10 +50,9 @@ def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tupl
     if not ctx.train:
         raise RuntimeError("gnnfast: attention was called with train=False, which keeps nothing for a gradient; pass train=True")
     if torch.compiler.is_compiling() or (holds_a_head(x, src.shape[1]) and not torch.is_grad_enabled()):
-        over, by_slot = across(graph)
-        given = src, x, out, stats, grad, ctx.slope, ctx.dropout, seed, by_slot
-        by_edge, to_src, to_x = run(_ops.attention_backward.default, *swap(graph), *given)
-        found = [sum_of_edges(over, by_edge, src.shape[0]) if needs[0] else None, to_src, to_x]
+        atomics = not torch.are_deterministic_algorithms_enabled()
+        given = dst, src, x, out, stats, grad, ctx.slope, ctx.dropout, seed, atomics
+        found = run(_ops.attention_backward.default, *graph, *given)
     else:
         with torch.enable_grad():
             found = _composed(graph, (dst, src, x), needs, grad, ctx.slope, ctx.dropout, seed)
@@ -73,18 +71,19 @@ def _composed(graph: Any, leaves: Any, needs: Any, grad: Tensor, slope: float, d
     dst, src, x = leaves = [t.view_as(t) for t in leaves]
     prob = call(EDGE_SOFTMAX, True, graph, None, dst, src, slope)
     if seed is not None:
-        prob = prob * kept_scale(seed, prob, dropout)
+        prob = prob * kept_scale(seed, prob.shape[0], prob, dropout)
     out = call(SPMM, True, graph, prob, None, x, False, None)
     wanted = [t for t, need in zip(leaves, needs) if need]
     found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
     return [next(found) if need else None for need in needs[:3]]
 
 
-def kept_scale(seed: Tensor, prob: Tensor, dropout: float) -> Tensor:
-    """What coefficients ``[E, H]`` are multiplied by where ``seed`` draws the dropout: 0, or what makes up for that."""
+def kept_scale(seed: Tensor, num_edges: int, like: Tensor, dropout: float) -> Tensor:
+    """What coefficients ``[E, H]`` are multiplied by where ``seed`` draws the dropout: 0, or what makes up for that. ``like`` has
+    as many heads, and their dtype."""
     with torch.no_grad():
         kept = max(int((1 - dropout) * 65536 + 0.5), 1)
-        return _ops.attention_keep(seed, *prob.shape, dropout).to(prob.dtype) * (65536 / kept)
+        return _ops.attention_keep(seed, num_edges, like.shape[1], dropout).to(like.dtype) * (65536 / kept)
 
 
 ATTENTION = register(Formula(_ops.attention.default, _keep, _backward, hides=True))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.ops.spmm import GRAPH_ARGS, Formula, edges, register, rows_of, run, sum_of_edges, swap
+from gnnfast.ops.spmm import GRAPH_ARGS, Formula, edges, register, rows_of, run, swap
 
 _ops = torch.ops.gnnfast
 
@@ -43,8 +43,9 @@ def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tupl
         to_dst = per_slot.new_zeros(rows_of(graph), prob.shape[1]).index_add(0, row, per_slot) if needs[1] else None
     else:
         per_edge, to_dst = run(_ops.edge_softmax_backward.default, *graph, prob, grad, *raw, ctx.slope, needs[1])
-    if needs[2]:
-        to_src = sum_of_edges(swap(graph), per_edge, rows_of(graph))
+    if needs[2]:  # a sum over each column: the features are ones
+        ones = per_edge.new_ones(rows_of(graph), prob.shape[1])
+        to_src = run(_ops.spmm.default, *swap(graph), per_edge, None, ones, False)
     return per_edge if needs[0] else None, to_dst if needs[1] else None, to_src, None
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnfast.ops.attention import kept_scale
-from gnnfast.ops.spmm import GRAPH_ARGS, Formula, across, edges, register, rows_of, run
+from gnnfast.ops.spmm import GRAPH_ARGS, Formula, edges, register, rows_of, run
 
 _ops = torch.ops.gnnfast
 
@@ -25,15 +25,13 @@ def _(*args: Any) -> tuple[Tensor, Tensor]:
     return key.new_empty(rows_of(args), key.shape[1]), key.new_empty(rows_of(args) if train else 0, heads, 4, dtype=wide)
 
 
-# pair_attention_backward(graph, query, key, value, att, out, stats, grad [M, F], heads, slope, dropout, seed, by_slot)
-#     -> what scores get by edge [E, H], or by slot of A^T, times slope, or the gradient of the query (GATv2); those of key; and of
-#     value, or rows whose sum is that of att
+# pair_attention_backward(graph, query, key, value, att, out, stats, grad [M, F], heads, slope, dropout, seed)
+#     -> the gradients of query, key and value, or rows whose sum is that of att
 @torch.library.register_fake("gnnfast::pair_attention_backward")
 def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    query, key, _, att, _, _, _, heads = args[GRAPH_ARGS : GRAPH_ARGS + 8]
-    if att is None:
-        return key.new_empty(args[1].shape[0], heads), torch.empty_like(key), torch.empty_like(key)
-    return torch.empty_like(query), torch.empty_like(key), key.new_empty(query.shape[0] + key.shape[0], key.shape[1])
+    query, key, _, att = args[GRAPH_ARGS : GRAPH_ARGS + 4]
+    third = torch.empty_like(key) if att is None else key.new_empty(query.shape[0] + key.shape[0], key.shape[1])
+    return torch.empty_like(query), torch.empty_like(key), third
 
 
 def _keep(
@@ -62,14 +60,9 @@ def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tupl
         )
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return *_composed(graph, (query, key, value, att), needs, grad, ctx.numbers, seed), *(None,) * 5
-    over, by_slot = across(graph) if att is None else (graph, False)
-    given = query, key, value, att, out, stats, grad, *ctx.numbers, seed, by_slot
-    first, to_key, third = run(_ops.pair_attention_backward.default, *graph, *given)
-    if att is None:
-        to_query = run(_ops.spmm.default, *over, first, None, key, False) if needs[0] else None
-        found = to_query, to_key, third, None
-    else:
-        found = first, to_key, None, third.sum(0) if needs[3] else None
+    given = query, key, value, att, out, stats, grad, *ctx.numbers, seed
+    to_query, to_key, third = run(_ops.pair_attention_backward.default, *graph, *given)
+    found = to_query, to_key, third if att is None else None, third.sum(0) if att is not None and needs[3] else None
     return *(t if need else None for t, need in zip(found, needs)), *(None,) * 5
 
 
@@ -87,8 +80,7 @@ def _composed(graph: Any, leaves: Any, needs: Any, grad: Tensor, numbers: Any, s
     share = (score - most[row]).exp()
     share = share / share.new_zeros(query.shape[0], heads).index_add(0, row, share)[row]
     if seed is not None:
-        by_edge = share.new_empty(share.shape)
-        share = share * kept_scale(seed, by_edge, dropout)[ids]
+        share = share * kept_scale(seed, graph[1].shape[0], share, dropout)[ids]
     messages = (k if value is None else value[column]).view(row.numel(), heads, key.shape[1] // heads) * share.unsqueeze(-1)
     out = query.new_zeros(query.shape[0], key.shape[1]).index_add(0, row, messages.flatten(1))
     wanted = [t for t, need in zip(leaves, needs) if need]

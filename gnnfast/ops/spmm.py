@@ -120,11 +120,11 @@ def run(op: Any, *arguments: Any) -> Any:
 
 
 def edges(graph: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """Row, column and user's edge id of each slot, as int64."""
-    rowptr, col, perm = graph[:3]
-    count = rowptr.diff().long()
-    row = torch.repeat_interleave(torch.arange(rows_of(graph), device=col.device), count, output_size=col.numel())
-    return row, col.long(), torch.arange(col.numel(), device=col.device) if perm is None else perm.long()
+    """Row, column and user's edge id of each slot that is not left out, as int64."""
+    rowptr, col, perm, _, layout = graph[:5]
+    size = int(rowptr[-1]) if len(layout) > 5 and layout[5] else col.numel()
+    row = torch.repeat_interleave(torch.arange(rows_of(graph), device=col.device), rowptr.diff().long(), output_size=size)
+    return row, col[:size].long(), torch.arange(size, device=col.device) if perm is None else perm[:size].long()
 
 
 def over_degree(rowptr: Tensor, grad: Tensor) -> Tensor:
@@ -208,22 +208,6 @@ def _inverse(perm: Tensor | None) -> Tensor | None:
     if perm is None or not perm.is_cuda or perm.numel() < MANY_EDGES or torch.compiler.is_compiling():
         return None
     return inverse(perm)
-
-
-def across(graph: tuple[Any, ...]) -> tuple[tuple[Any, ...], bool]:
-    """A for numbers of edges in the slot order of A^T, and whether they are better made in that order than by edge id: on CUDA
-    many are written several times faster in order than read out of order."""
-    inverse_t = _inverse(graph[7])
-    if inverse_t is None:
-        return graph, False
-    perm = graph[2]
-    slots = inverse_t if perm is None else derived(graph[7], "slot of each of the transpose", lambda: inverse_t[perm.long()])
-    return (graph, False) if slots is None else ((*graph[:2], slots, *graph[3:]), True)
-
-
-def sum_of_edges(graph: Any, by_edge: Tensor, num_cols: int) -> Tensor:
-    """Of ``[E, H]`` over each row: an SpMM of ones."""
-    return run(_ops.spmm.default, *graph, by_edge, None, by_edge.new_ones(num_cols, by_edge.shape[1]), False)  # type: ignore[no-any-return]
 
 
 def heads_of(weight: Tensor) -> int:

@@ -225,9 +225,12 @@ def _op_samples(device):
     _, first = ops.spmm_max(*args, w, x, False, 1, 0.0)
     degree = torch.randint(0, 5, (40,), dtype=torch.int32, device=device)
     xg, wg, gg = x.clone().requires_grad_(), w.clone().requires_grad_(), g.clone().requires_grad_()
+    if device.type == "cuda":
+        conversions = [(ops.coo_to_formats, (dst, src, 40, 50, some, some)) for some in (True, False)]
+    else:
+        conversions = [(ops.coo_to_csr, (dst, src, 40, 50)), (ops.coo_facts, (dst, src))]
     return [
-        (ops.coo_to_csr, (dst, src, 40, 50)),
-        (ops.coo_facts, (dst, src)),
+        *conversions,
         (ops.spmm, (*args, wg, None, xg, True)),
         (ops.spmm, (*args, None, None, xg, False)),
         (ops.spmm, (*args, wg, None, xg, False, torch.rand(40, dtype=torch.float64, device=device))),

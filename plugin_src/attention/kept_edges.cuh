@@ -1,4 +1,4 @@
-// What a lane reads of the edges of a batch in attention: columns, which heads the dropout keeps and, where wanted, ids.
+// What a lane reads of the edges of a batch in attention: columns, and which heads the dropout keeps.
 #pragma once
 
 #include "common/launch.cuh"
@@ -8,9 +8,9 @@ namespace gnnfast {
 
 // COLUMNS registers a lane. `M` is a reducer (common/walk.cuh) with its arguments `p`, its `lane` and `kept`, the draws that
 // keep.
-template <int COLUMNS, bool IDS = false>
+template <int COLUMNS>
 struct KeptEdges {
-  int col[COLUMNS], id[IDS ? COLUMNS : 1];
+  int col[COLUMNS];
   uint32_t keep[COLUMNS];  // bit h: head h is kept
 
   template <int LANES, class M>
@@ -21,9 +21,10 @@ struct KeptEdges {
       col[u] = 0, keep[u] = 0;
       if (slot < end) {
         col[u] = __ldg(m.p.a.col + slot);
-        const int edge = m.p.a.perm && (IDS || m.p.seed) ? __ldg(m.p.a.perm + slot) : slot;
-        if (IDS) id[u] = edge;
-        if (m.p.seed) keep[u] = kept_heads(__ldg(m.p.seed), edge, static_cast<int>(m.p.heads), m.kept);
+        if (m.p.seed) {
+          const int id = m.p.a.perm ? __ldg(m.p.a.perm + slot) : slot;
+          keep[u] = kept_heads(__ldg(m.p.seed), id, static_cast<int>(m.p.heads), m.kept);
+        }
       }
     }
   }

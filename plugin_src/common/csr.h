@@ -13,6 +13,12 @@ namespace gnnfast {
       const OptTensor & /*rowptr_t*/, const OptTensor & /*col_t*/, const OptTensor & /*perm_t*/,                          \
       const OptTensor & /*schedule_t*/, std::vector<int64_t> /*layout_t*/
 
+// The same for ops that run over both.
+#define GNNFAST_BOTH_PARAMS                                                                                               \
+  const Tensor &rowptr, const Tensor &col, const OptTensor &perm, const OptTensor &schedule, std::vector<int64_t> layout, \
+      const Tensor &rowptr_t, const Tensor &col_t, const OptTensor &perm_t, const OptTensor &schedule_t,                  \
+      std::vector<int64_t> layout_t
+
 inline Csr check_csr(const Tensor& rowptr, const Tensor& col, const OptTensor& perm, const OptTensor& schedule,
                      const std::vector<int64_t>& layout, const Tensor& ref) {
   Csr a{};

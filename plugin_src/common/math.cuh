@@ -5,9 +5,6 @@
 
 namespace gnnfast {
 
-__device__ inline float fast_exp(float v) { return __expf(v); }
-__device__ inline double fast_exp(double v) { return exp(v); }
-
 // Four numbers of the accumulation type, in one or two loads.
 template <class A>
 __device__ inline void load_four(A (&v)[4], const A* p) {
@@ -25,7 +22,7 @@ __device__ inline void load_four(A (&v)[4], const A* p) {
 template <class A>
 __device__ inline void merge_most(A& most, A other, A& mine, A& theirs) {
   const A top = max(most, other);  // of a number and NaN the number
-  mine = most == top ? A{1} : fast_exp(most - top), theirs = other == top ? A{1} : fast_exp(other - top);
+  mine = most == top ? A{1} : exp(most - top), theirs = other == top ? A{1} : exp(other - top);
   most = top;
 }
 

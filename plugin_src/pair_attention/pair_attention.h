@@ -67,27 +67,13 @@ std::tuple<Tensor, Tensor> pair_attention(GNNFAST_GRAPH_PARAMS, const Tensor& qu
   return {out, stats};
 }
 
-// [E, H], for what a walk over the columns writes by edge, or by slot. Many numbers are written several times faster in order.
-inline Tensor make_edges(PairArgs& args, const Tensor& like, int64_t heads, bool by_slot) {
-  Csr& a = args.a;
-  args.by_slot = by_slot;
-  if (by_slot && !args.seed) a.perm = nullptr;  // nobody reads it
-  return may_leave_out(a) ? torch::stable::new_zeros(like, {a.num_edges, heads})
-                          : make_empty(like, {a.num_edges, heads}, like.scalar_type());
-}
-
-// Dot products: what is kept by edge [E, H], or with `by_slot` by slot of the transpose, of which queries get the sum with
-// keys, and the gradients of keys and values. GATv2: the gradients of queries and keys, and rows [M + N, F] whose sum is that
-// of att. The first matrix is that of the forward pass, the second its transpose.
+// The gradients of queries, keys and values; for GATv2 of queries and keys, and rows [M + N, F] whose sum is that of att. The
+// first matrix is that of the forward pass, the second its transpose.
 template <class Device>
-std::tuple<Tensor, Tensor, Tensor> pair_attention_backward(const Tensor& rowptr, const Tensor& col, const OptTensor& perm,
-                                                           const OptTensor& schedule, std::vector<int64_t> layout,
-                                                           const Tensor& rowptr_t, const Tensor& col_t, const OptTensor& perm_t,
-                                                           const OptTensor& schedule_t, std::vector<int64_t> layout_t,
-                                                           const Tensor& query_, const Tensor& key_, const OptTensor& value_,
-                                                           const OptTensor& att, const Tensor& out_, const Tensor& stats,
-                                                           const Tensor& grad_, int64_t heads, double slope, double dropout,
-                                                           const OptTensor& seed, bool by_slot) {
+std::tuple<Tensor, Tensor, Tensor> pair_attention_backward(GNNFAST_BOTH_PARAMS, const Tensor& query_, const Tensor& key_,
+                                                           const OptTensor& value_, const OptTensor& att, const Tensor& out_,
+                                                           const Tensor& stats, const Tensor& grad_, int64_t heads,
+                                                           double slope, double dropout, const OptTensor& seed) {
   const Tensor key = check_features("key", key_, rowptr_t.numel() - 1);
   const Tensor query = check_rows("query", query_, rowptr.numel() - 1, key),
                grad = check_rows("grad", grad_, query.size(0), key), out = check_rows("out", out_, query.size(0), key);
@@ -97,59 +83,75 @@ std::tuple<Tensor, Tensor, Tensor> pair_attention_backward(const Tensor& rowptr,
   const Tensor packed = attention_dots<Device>(out, grad, stats, heads);
   args.stats = packed.const_data_ptr();
   auto rows = [&](int64_t n) { return make_empty(key, {n, args.width}, key.scalar_type()); };
-  Tensor first = rows(att ? query.size(0) : 0);
-  Tensor to_key = rows(key.size(0)), third = rows(att ? query.size(0) + key.size(0) : key.size(0));
-  if (first.numel() > 0) {
-    args.a = check_csr(rowptr, col, perm, schedule, layout, key);
-    args.role = kPairToRows;
-    args.own = query.const_data_ptr();
-    args.own_with = grad.const_data_ptr();
-    args.other = args.with = key.const_data_ptr();
-    args.to_own = first.mutable_data_ptr();
-    args.product = third.mutable_data_ptr();
-    Device::pair_attention(args, key);
-  }
+  Tensor to_query = rows(query.size(0)), to_key = rows(key.size(0)),
+         third = rows(att ? query.size(0) + key.size(0) : key.size(0));
+  args.a = check_csr(rowptr, col, perm, schedule, layout, key);
+  args.role = kPairToRows;
+  args.own = query.const_data_ptr();
+  args.own_with = grad.const_data_ptr();
+  args.other = key.const_data_ptr();
+  args.with = value.const_data_ptr();
+  args.to_own = to_query.mutable_data_ptr();
+  args.product = third.mutable_data_ptr();
+  if (to_query.numel() > 0) Device::pair_attention(args, key);
   args.a = check_csr(rowptr_t, col_t, perm_t, schedule_t, layout_t, key);
-  if (!att) first = make_edges(args, key, heads, by_slot);
   args.role = kPairToColumns;
   args.own = key.const_data_ptr();
   args.own_with = value.const_data_ptr();
   args.other = query.const_data_ptr();
   args.with = grad.const_data_ptr();
   args.to_own = to_key.mutable_data_ptr();
-  args.edges = att ? nullptr : first.mutable_data_ptr();
   args.out = att ? to_key.mutable_data_ptr() : third.mutable_data_ptr();
-  args.product = static_cast<char*>(third.mutable_data_ptr()) + first.numel() * static_cast<int64_t>(key.element_size());
+  args.product = static_cast<char*>(third.mutable_data_ptr()) + to_query.numel() * static_cast<int64_t>(key.element_size());
   if (to_key.numel() > 0) Device::pair_attention(args, key);
-  return {first, to_key, third};
+  return {to_query, to_key, third};
 }
 
-// Additive scores (attention/attention_args.h), over the transpose of the matrix of the forward pass: what raw scores get by
-// edge [E, H], or with `by_slot` by slot of this matrix, and the gradients of src and x.
+// Additive scores (attention/attention_args.h): the gradients of dst, src and x, over both matrices as above; with `atomics`,
+// on CUDA, over the transpose alone, and that of dst is then not the same from run to run.
 template <class Device>
-std::tuple<Tensor, Tensor, Tensor> attention_backward(GNNFAST_GRAPH_PARAMS, const Tensor& src_, const Tensor& x_,
-                                                      const Tensor& out_, const Tensor& stats, const Tensor& grad_,
-                                                      double slope, double dropout, const OptTensor& seed, bool by_slot) {
-  const Tensor x = check_features("x", x_, rowptr.numel() - 1), grad = check_rows("grad", grad_, -1, x);
-  const Tensor out = check_rows("out", out_, grad.size(0), x), src = check_scores("src", src_, x.size(0), x);
+std::tuple<Tensor, Tensor, Tensor> attention_backward(GNNFAST_BOTH_PARAMS, const Tensor& dst_, const Tensor& src_,
+                                                      const Tensor& x_, const Tensor& out_, const Tensor& stats,
+                                                      const Tensor& grad_, double slope, double dropout, const OptTensor& seed,
+                                                      bool atomics) {
+  const Tensor x = check_features("x", x_, rowptr_t.numel() - 1), grad = check_rows("grad", grad_, rowptr.numel() - 1, x);
+  const Tensor out = check_rows("out", out_, grad.size(0), x), src = check_scores("src", src_, x.size(0), x),
+               dst = check_scores("dst", dst_, grad.size(0), x);
   const int64_t heads = src.size(1);
+  check_size("dst", dst, 1, heads);
   PairArgs args = pair_args<Device>(x, heads, std::nullopt, slope, dropout, seed);
   const Tensor packed = attention_dots<Device>(out, grad, stats, heads);
-  args.a = check_csr(rowptr, col, perm, schedule, layout, x);
   args.score = kAdditive;
+  args.stats = packed.const_data_ptr();
+  atomics = atomics && x.is_cuda();
+  auto scores = [&](const Tensor& like, bool wide) {
+    const ScalarType type = wide ? acc_dtype(x.scalar_type()) : x.scalar_type();
+    // Zeros where sums are added up, and where there is nothing to walk over.
+    return wide || args.width == 0 ? torch::stable::new_zeros(x, {like.size(0), heads}, type)
+                                   : make_empty(x, {like.size(0), heads}, type);
+  };
+  Tensor to_dst = scores(dst, atomics), to_src = scores(src, false),
+         to_x = make_empty(x, {x.size(0), args.width}, x.scalar_type());
+  if (!atomics && grad.numel() > 0) {
+    args.a = check_csr(rowptr, col, perm, schedule, layout, x);
+    args.role = kPairToRows;
+    args.own = dst.const_data_ptr();
+    args.own_with = grad.const_data_ptr();
+    args.other = x.const_data_ptr();
+    args.with = src.const_data_ptr();
+    args.to_own = to_dst.mutable_data_ptr();
+    Device::pair_attention(args, x);
+  }
+  args.a = check_csr(rowptr_t, col_t, perm_t, schedule_t, layout_t, x);
   args.role = kPairToColumns;
-  Tensor by_edge = make_edges(args, x, heads, by_slot), to_src = make_empty(x, {x.size(0), heads}, x.scalar_type());
-  Tensor to_x = make_empty(x, {x.size(0), args.width}, x.scalar_type());
-  if (args.width == 0) return {torch::stable::zero_(by_edge), torch::stable::zero_(to_src), to_x};
   args.own = src.const_data_ptr();
   args.own_with = x.const_data_ptr();
   args.other = args.with = grad.const_data_ptr();
-  args.stats = packed.const_data_ptr();
   args.to_own = to_src.mutable_data_ptr();
-  args.edges = by_edge.mutable_data_ptr();
+  args.to_other = atomics ? to_dst.mutable_data_ptr() : nullptr;
   args.out = to_x.mutable_data_ptr();
   if (to_x.numel() > 0) Device::pair_attention(args, x);
-  return {by_edge, to_src, to_x};
+  return {to_dst.scalar_type() == x.scalar_type() ? to_dst : torch::stable::to(to_dst, x.scalar_type()), to_src, to_x};
 }
 
 }  // namespace gnnfast

@@ -1,6 +1,6 @@
 // Attention whose scores are computed from two feature rows: score, softmax, dropout and weighted sum over the edges of each
-// row (online softmax: Milakov and Gimelshein, 2018; the backward pass computes the coefficients again, as FlashAttention does,
-// Dao et al., 2022). Nothing exists per edge but, in the backward pass of kScaledDot, a number a head.
+// row, of which nothing exists per edge (online softmax: Milakov and Gimelshein, 2018; the backward pass computes the
+// coefficients again, as FlashAttention does, Dao et al., 2022).
 //
 //   kScaledDot: s[e, h] = slope * <query[i], key[j]>                       (Vaswani et al., 2017; Shi et al., 2021)
 //   kGatv2:     s[e, h] = sum over f of head h of  att[f] * lrelu(query[i, f] + key[j, f])    (Brody et al., ICLR 2022)
@@ -12,15 +12,14 @@
 //
 // Backward, with g the gradient of out, D[i, h] = <out[i], g[i]> over head h and ds = p * (keep * <value[j], g[i]> - D[i]):
 //   to value[j]:  sum over e of p * keep * g[i]
-//   kScaledDot: to key[j]: sum of slope * ds * query[i]; slope * ds is kept by edge, and a sum of it times keys (SpMM) is that
-//   to
-//             query[i]: one gather less than to compute it once more
+//   kScaledDot: to query[i]: slope * sum of ds * key[j],  to key[j]: slope * sum of ds * query[i]
 //   kGatv2:   slopes_i = sum of ds * lrelu'(query[i] + key[j]), and slopes_j over the edges of j;  to query[i]: att * slopes_i,
 //             to key[j]: att * slopes_j and what values get,  to att: sum over i of query * slopes_i plus sum over j of
 //             key * slopes_j, because lrelu(v) = lrelu'(v) * v
-//   kAdditive: the scores of attention/attention_args.h, whose walk forward is there and whose backward pass is here
-// Always deterministic. Rows without edges get 0. Rows whose scores are all -inf, or that hold +inf or NaN, are NaN, as in
-// torch.softmax.
+//   kAdditive: the scores of attention/attention_args.h, whose walk forward is there: what dst and src get are sums of ds over
+//             rows and columns
+// Deterministic, except that `to_other` is summed by atomics. Rows without edges get 0. Rows whose scores are all -inf, or that
+// hold +inf or NaN, are NaN, as in torch.softmax.
 #pragma once
 
 #include "common/types.h"
@@ -30,7 +29,7 @@ namespace gnnfast {
 enum PairScore : int { kScaledDot, kGatv2, kAdditive };
 enum PairRole : int {
   kPairForward,
-  kPairToRows,     // over the same matrix: what queries get (kGatv2)
+  kPairToRows,     // over the same matrix: what queries get, or dst (kAdditive)
   kPairToColumns,  // over the transpose, whose rows are the columns: what keys and values get
 };
 
@@ -42,17 +41,17 @@ struct PairArgs {
   double slope, dropout;
   const int64_t* seed;   // [1], on the device; or null
   const void* att;       // [F], kGatv2
-  const void* own;       // [num_rows, F]: query; to columns: key; [num_rows, H] (kAdditive): src
+  const void* own;       // [num_rows, F]: query; to columns: key; [num_rows, H] (kAdditive): dst or src
   const void* own_with;  // [num_rows, F]: to rows: g; to columns: value
   const void* other;     // [num_cols, F]: key; to columns: query, or g (kAdditive)
-  const void* with;      // [num_cols, F]: value; to columns: g. The same as `other` where that is what it is
+  const void* with;      // [num_cols, F]: value; to columns: g; the same as `other` where that is what it is; to rows: src
+                         // [num_cols, H] (kAdditive)
   const void* stats;     // backward, in the accumulation type, [destinations, H, 4]: max, dst (kAdditive), 1 / sum, D
   void* out;             // [num_rows, F]: out; to columns: to value, or to key (kGatv2)
-  void* to_own;     // [num_rows, F], to rows: to query; to columns: to key (kScaledDot), or [num_rows, H] to src (kAdditive)
-  bool by_slot;     // `edges` are by slot of `a`, not by edge id
-  void* edges;      // [E, H], to columns: slope * ds (kScaledDot), or to raw (kAdditive)
-  void* product;    // [num_rows, F], backward (kGatv2): own * slopes, 0 where there are no edges
-  void* new_stats;  // [num_rows, H, 4], forward, or null: as stats without D
+  void* to_own;          // [num_rows, F], to rows: to query; to columns: to key (kScaledDot), or [num_rows, H] (kAdditive)
+  void* to_other;        // [num_cols, H] in the accumulation type, to columns (kAdditive): what dst gets is added; or null
+  void* product;         // [num_rows, F], backward (kGatv2): own * slopes, 0 where there are no edges
+  void* new_stats;       // [num_rows, H, 4], forward, or null: as stats without D
 };
 
 }  // namespace gnnfast

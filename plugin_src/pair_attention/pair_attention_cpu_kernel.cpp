@@ -19,18 +19,20 @@ struct Pair {
   using A = acc_t<T>;
   using V = vec_t<T, L>;
   const PairArgs& p;
+  const void* const gathered;  // [num_cols, F], of which `with` holds scores to rows (kAdditive)
   const int64_t heads, width, segment;
   const A slope, scale;
   const uint32_t kept;
   A *share, *dots;               // [kPairTile, H]
   A *own, *out, *to;             // [F]
-  A *most, *sum, *rescale;       // [H]; to columns `sum` is what sources get (kAdditive)
+  A *most, *sum, *rescale;       // [H]; backward `sum` is what scores get (kAdditive)
   const T* own_with = nullptr;   // [F]
   const A* stats = nullptr;      // [H, 4], of the row
   const T* own_score = nullptr;  // [H] (kAdditive)
 
   Pair(const PairArgs& args, A* scratch)
       : p(args),
+        gathered(SCORE == kAdditive ? args.other : args.with),
         heads(args.heads),
         width(args.width),
         segment(args.width / args.heads),
@@ -52,7 +54,9 @@ struct Pair {
 
   // kAdditive: the sum of the two parts, and what it is multiplied by.
   A raw_score(int64_t slot, int64_t h) const {
-    return load(own_score + h) + static_cast<const A*>(p.stats)[(p.a.col[slot] * heads + h) * 4 + 1];
+    const int64_t other = p.a.col[slot] * heads + h;
+    return load(own_score + h) + (p.role == kPairToRows ? load(static_cast<const T*>(p.with) + other)
+                                                        : static_cast<const A*>(p.stats)[other * 4 + 1]);
   }
   A slope_at(int64_t slot, int64_t h) const { return raw_score(slot, h) > 0 ? A{1} : slope; }
 
@@ -61,10 +65,10 @@ struct Pair {
     const int64_t last = p.a.num_edges - 1;
     for (int64_t k = 0; k < count; ++k) {
       const int64_t slot = first + k, ahead = p.a.col[slot + kPrefetch < last ? slot + kPrefetch : last];
-      const T *other = row_of(p.other, p.a.col[slot]), *with = row_of(p.with, p.a.col[slot]);
+      const T *other = row_of(p.other, p.a.col[slot]), *with = row_of(gathered, p.a.col[slot]);
       for (int64_t f = 0; f < width; f += 64 / static_cast<int64_t>(sizeof(T))) {
         __builtin_prefetch(row_of(p.other, ahead) + f);
-        if (p.with != p.other) __builtin_prefetch(row_of(p.with, ahead) + f);
+        if (gathered != p.other) __builtin_prefetch(row_of(gathered, ahead) + f);
       }
       for (int64_t h = 0, f = 0; h < heads; ++h) {
         V s{}, d{};
@@ -127,8 +131,8 @@ struct Pair {
     }
     for (int64_t k = 0; k < count; ++k) {
       uint32_t mask = ~uint32_t{0};
-      const int64_t edge = p.a.perm ? p.a.perm[first + k] : first + k;
       if (p.seed) {
+        const int64_t edge = p.a.perm ? p.a.perm[first + k] : first + k;
         mask = kept_heads(static_cast<uint64_t>(*p.seed), static_cast<uint32_t>(edge), static_cast<int>(heads), kept);
       }
       for (int64_t h = 0; h < heads; ++h) {
@@ -141,7 +145,6 @@ struct Pair {
           s *= of[2];
           d = s * (keep * d - of[3]) * (SCORE == kScaledDot ? slope : SCORE == kAdditive ? slope_at(first + k, h) : A{1});
           s *= keep;
-          if (SCORE != kGatv2) store(static_cast<T*>(p.edges) + (p.by_slot ? first + k : edge) * heads + h, d);
           if (SCORE == kAdditive) sum[h] += d;
         }
       }
@@ -157,7 +160,7 @@ struct Pair {
     for (int n = 0; n < N; ++n) head[n] = (f0 + n * L) / segment, values[n] = others[n] = V{};
     for (int64_t k = 0; k < count; ++k) {
       const int64_t column = p.a.col[first + k];
-      const T *other = row_of(p.other, column) + f0, *with = row_of(p.with, column) + f0;
+      const T *other = row_of(p.other, column) + f0, *with = row_of(gathered, column) + f0;
 #pragma GCC unroll 8
       for (int n = 0; n < N; ++n) {
         if (p.role != kPairToRows) values[n] += share[k * heads + head[n]] * load_vector<L>(with + n * L);

@@ -1,9 +1,10 @@
-// CUDA attention with scores of two feature rows: one walk over the edges forward and one or, for kGatv2, two backward. The
+// CUDA attention with scores of two feature rows: one walk over the edges forward and two backward, or one for
+// kAdditive, which adds what destinations get by atomics. The
 // lanes of a head are neighbours and a power of two of them; those beyond the head's features repeat the last ones and count
 // for nothing.
 //
-// Bytes that must move, per edge: 4 (col), 4 (perm, with dropout or numbers by edge) once a slab; two gathers of F * sizeof(T),
-// of which kAdditive, and kGatv2 except to columns, need one alone; and to columns 16 (stats) and sizeof(T) (edges) a head.
+// Bytes that must move, per edge: 4 (col), 4 (perm, with dropout) once a slab; two gathers of F * sizeof(T), of which
+// kAdditive, and kGatv2 except to columns, need one alone; and to columns 16 (stats) a head.
 #pragma once
 
 #include "attention/kept_edges.cuh"
@@ -14,23 +15,36 @@
 
 namespace gnnfast {
 
+// Edges whose gathers are in flight together, for so many bytes of a row a lane, and blocks a multiprocessor should hold: as
+// many as fit without spilling registers. H200, reddit-size, 1 x 128: kAdditive with 4 edges 17.2 ms, with 2 edges 21, with 4
+// features a lane 27; kGatv2 to rows with 3 blocks 15.4 ms, with 2 19.0.
+template <int SCORE, int ROLE, int BYTES>
+constexpr int kPairFlight =
+    (SCORE == kAdditive && ROLE == kPairToColumns && BYTES > 16) || (SCORE == kGatv2 && ROLE == kPairForward && BYTES <= 16)
+        ? 4
+        : 2;
+template <class T, int SCORE, int ROLE, int N>
+constexpr int kPairBlocks = sizeof(T) == 8                                                  ? 2
+                            : N * sizeof(T) > 16 && ROLE == kPairToColumns                  ? 2
+                            : N * sizeof(T) > 16 || ROLE != kPairForward || SCORE == kGatv2 ? 3
+                                                                                            : 4;
+
 // A lane holds NV vectors of VEC features of one head, `lanes_of_head` vectors apart, so that loads of a warp are of whole
 // lines. More features a lane are fewer lanes an edge, and with them shuffles and exponentials.
 template <class T, int SCORE, int ROLE, int VEC, int NV, int TPR>
 struct Pair {
   using A = acc_t<T>;
   static constexpr int N = VEC * NV;
-  static constexpr int kTpr = TPR, kFlight = ROLE == kPairForward && SCORE == kGatv2 && N * sizeof(T) <= 16 ? 4 : 2;
+  static constexpr int kTpr = TPR, kFlight = kPairFlight<SCORE, ROLE, N* static_cast<int>(sizeof(T))>;
   static constexpr int kColumns = 1;
   static constexpr bool kReadAhead = TPR < kWarp, kHot = true;
   static constexpr bool kOneGather = SCORE == kAdditive || (SCORE == kGatv2 && ROLE != kPairToColumns);
-  static constexpr bool kWrites = SCORE != kGatv2 && ROLE == kPairToColumns;  // a number an edge and head
   static constexpr bool kGathersTo = ROLE != kPairForward && SCORE != kAdditive;
   static constexpr int kTo = kGathersTo ? N : 1, kOut = ROLE == kPairToRows ? 1 : N;
 
   struct State {
     A out[kOut], to[kTo];
-    A most, sum;  // of coefficients; to columns of what sources get (kAdditive)
+    A most, sum;  // of coefficients; backward what scores get (kAdditive)
 
     // What other edges gave, whose coefficients were computed with another maximum.
     __device__ void merge(const State& other) {
@@ -52,7 +66,7 @@ struct Pair {
   const int64_t offset, apart;  // of the lane's first vector in a row, and of the next from it, in bytes
   const uint32_t row_bytes, kept;
   const A slope, scale;
-  A own[N], own_with[N], att[N], own_score;
+  A own[N], own_with[N], att[N], own_score = 0;
   A stats[4];
   State now;
 
@@ -109,7 +123,7 @@ struct Pair {
     }
   }
 
-  using Edges = KeptEdges<kColumns, kWrites>;
+  using Edges = KeptEdges<kColumns>;
 
   // The sum over the lanes of a head, each of which gets it.
   template <int N>
@@ -121,12 +135,12 @@ struct Pair {
   }
 
   template <int LANES, bool WHOLE>
-  __device__ void take(int j, int group, int count, int first, const Edges& edges) {
+  __device__ void take(int j, int group, int count, int, const Edges& edges) {
     constexpr int G = LANES / TPR;
     A s[kFlight], dot[kFlight], four[kFlight][4];
     Raw<T, VEC> other[kFlight][NV], with[kFlight][NV];
     bool keep[kFlight];
-    int id[kFlight];
+    int cols[kFlight];
     auto exists = [&](int c) { return WHOLE || (j + c) * G + group < count; };
 #pragma unroll
     for (int c = 0; c < kFlight; ++c) {
@@ -134,7 +148,7 @@ struct Pair {
       const int wanted = (j + c) * G + group, k = WHOLE ? wanted : max(min(wanted, count - 1), 0);
       const uint64_t col = static_cast<uint32_t>(from_lane<LANES, TPR>(edges.col, k, c));
       keep[c] = !p.seed || (from_lane<LANES, TPR>(edges.keep, k, c) >> head & 1);
-      if constexpr (kWrites) id[c] = from_lane<LANES, TPR>(edges.id, k, c);
+      cols[c] = static_cast<int>(col);
       const int64_t at = static_cast<int64_t>(col * row_bytes) + offset;
 #pragma unroll
       for (int k = 0; k < NV; ++k) {
@@ -142,6 +156,8 @@ struct Pair {
         if constexpr (!kOneGather)
           with[c][k].load(reinterpret_cast<const T*>(static_cast<const char*>(p.with) + at + k * apart));
       }
+      if constexpr (SCORE == kAdditive && ROLE == kPairToRows)
+        four[c][1] = to_acc(__ldg(static_cast<const T*>(p.with) + col * p.heads + head));
       if constexpr (ROLE == kPairToColumns) load_four(four[c], static_cast<const A*>(p.stats) + (col * p.heads + head) * 4);
     }
     auto of_other = [&](int c, int i) { return other[c][i / VEC].get(i % VEC); };
@@ -181,7 +197,7 @@ struct Pair {
       for (int c = 0; c < kFlight; ++c)
         if (exists(c)) top = max(top, s[c]);
       if (top > now.most) {
-        const A less = now.most == -INFINITY ? A{0} : fast_exp(now.most - top);
+        const A less = now.most == -INFINITY ? A{0} : exp(now.most - top);
 #pragma unroll
         for (int i = 0; i < kOut; ++i) now.out[i] *= less;
         now.sum *= less, now.most = top;
@@ -191,21 +207,20 @@ struct Pair {
     for (int c = 0; c < kFlight; ++c) {
       if (!exists(c)) continue;
       if constexpr (ROLE == kPairForward) {
-        const A share = s[c] == -INFINITY ? A{0} : fast_exp(s[c] - now.most);  // NaN stays, and infinity becomes it
+        const A share = s[c] == -INFINITY ? A{0} : exp(s[c] - now.most);  // NaN stays, and infinity becomes it
         now.sum += share;
         const A kept_share = keep[c] ? share : A{0};
 #pragma unroll
         for (int i = 0; i < N; ++i) now.out[i] += kept_share * value(c, i);
       } else {
         const A* of_row = ROLE == kPairToRows ? stats : four[c];
-        const A share = fast_exp(s[c] - of_row[0]) * of_row[2];
+        const A share = exp(s[c] - of_row[0]) * of_row[2];
         const A kept_share = keep[c] ? share * scale : A{0};
         const A ds = (kept_share * dot[c] - share * of_row[3]) * to_raw[c];
         if constexpr (SCORE == kAdditive) now.sum += ds;
-        if constexpr (kWrites)
-          if (active && f % (p.width / p.heads) == 0)
-            static_cast<T*>(p.edges)[int64_t{p.by_slot ? first + (j + c) * G + group : id[c]} * p.heads + head] =
-                from_acc<T>(ds);
+        if constexpr (SCORE == kAdditive && ROLE == kPairToColumns)
+          if (p.to_other && active && f % (p.width / p.heads) == 0)
+            atomicAdd(static_cast<A*>(p.to_other) + int64_t{cols[c]} * p.heads + head, ds);
 #pragma unroll
         for (int i = 0; i < N; ++i) {
           const A e = of_other(c, i);
@@ -236,9 +251,11 @@ struct Pair {
         }
         store_features(p.product, row, product);
       }
-      if constexpr (ROLE == kPairToRows || SCORE == kScaledDot) store_features(p.to_own, row, now.to);
-      if (SCORE == kAdditive && f % (p.width / p.heads) == 0)
-        static_cast<T*>(p.to_own)[row * p.heads + head] = from_acc<T>(now.sum);
+      if constexpr (SCORE == kAdditive) {
+        if (f % (p.width / p.heads) == 0) static_cast<T*>(p.to_own)[row * p.heads + head] = from_acc<T>(now.sum);
+      } else if constexpr (ROLE == kPairToRows || SCORE == kScaledDot) {
+        store_features(p.to_own, row, now.to);
+      }
     }
     if constexpr (ROLE != kPairToRows) store_features(p.out, row, now.out);
   }
@@ -267,14 +284,8 @@ struct Pair {
   }
 };
 
-// Blocks a multiprocessor should hold: as many as fit without spilling registers.
-template <class T, int SCORE, int ROLE, int N>
-constexpr int kPairs = sizeof(T) == 8 || (N * sizeof(T) > 16 && ROLE != kPairForward)  ? 2
-                       : N * sizeof(T) > 16 || ROLE != kPairForward || SCORE == kGatv2 ? 3
-                                                                                       : 4;
-
 template <class T, int SCORE, int ROLE, int VEC, int NV, int TPR>
-__global__ void __launch_bounds__(kBlock, (kPairs<T, SCORE, ROLE, VEC * NV>))
+__global__ void __launch_bounds__(kBlock, (kPairBlocks<T, SCORE, ROLE, VEC * NV>))
     pair_kernel(const PairArgs p, acc_t<T>* pieces, int lanes_of_head, int short_rows) {
   // Lanes without features of their own repeat the last ones of a head, so that no load needs a check, and store nothing.
   const int lane = threadIdx.x % kWarp, t = lane % TPR;
@@ -334,11 +345,15 @@ void launch_pair_vectors(const PairArgs& p, acc_t<T>* pieces, cudaStream_t strea
 
 template <class T, int SCORE>
 void launch_pair_role(const PairArgs& p, acc_t<T>* pieces, cudaStream_t stream) {
-  if constexpr (SCORE != kAdditive)
-    if (p.role == kPairForward) return launch_pair_vectors<T, SCORE, kPairForward>(p, pieces, stream);
-  if constexpr (SCORE == kGatv2)
-    if (p.role == kPairToRows) return launch_pair_vectors<T, SCORE, kPairToRows>(p, pieces, stream);
-  launch_pair_vectors<T, SCORE, kPairToColumns>(p, pieces, stream);
+  switch (p.role) {
+    case kPairForward:
+      if constexpr (SCORE != kAdditive) launch_pair_vectors<T, SCORE, kPairForward>(p, pieces, stream);
+      return;
+    case kPairToRows:
+      return launch_pair_vectors<T, SCORE, kPairToRows>(p, pieces, stream);
+    case kPairToColumns:
+      return launch_pair_vectors<T, SCORE, kPairToColumns>(p, pieces, stream);
+  }
 }
 
 template <class T>
