@@ -122,7 +122,8 @@ def run(op: Any, *arguments: Any) -> Any:
 def edges(graph: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """Row, column and user's edge id of each slot that is not left out, as int64."""
     rowptr, col, perm, _, layout = graph[:5]
-    size = int(rowptr[-1]) if len(layout) > 5 and layout[5] else col.numel()
+    some = len(layout) > 5 and layout[5] and type(rowptr) is Tensor and not torch.compiler.is_compiling()
+    size = int(rowptr[-1]) if some else col.numel()
     row = torch.repeat_interleave(torch.arange(rows_of(graph), device=col.device), rowptr.diff().long(), output_size=size)
     return row, col[:size].long(), torch.arange(size, device=col.device) if perm is None else perm[:size].long()
 

@@ -16,18 +16,18 @@
 namespace gnnfast {
 
 // Edges whose gathers are in flight together, for so many bytes of a row a lane, and blocks a multiprocessor should hold: as
-// many as fit without spilling registers. H200, reddit-size, 1 x 128: kAdditive with 4 edges 17.2 ms, with 2 edges 21, with 4
-// features a lane 27; kGatv2 to rows with 3 blocks 15.4 ms, with 2 19.0.
+// many as fit without spilling registers, where more edges do not hide more. H200, reddit-size, 1 x 128, ms to columns
+// (kAdditive): 4 edges 17.2, 2 edges 21, 4 features a lane 27; to rows (kGatv2): 3 blocks 15.4, 2 blocks 19.0.
 template <int SCORE, int ROLE, int BYTES>
 constexpr int kPairFlight =
     (SCORE == kAdditive && ROLE == kPairToColumns && BYTES > 16) || (SCORE == kGatv2 && ROLE == kPairForward && BYTES <= 16)
         ? 4
         : 2;
 template <class T, int SCORE, int ROLE, int N>
-constexpr int kPairBlocks = sizeof(T) == 8                                                  ? 2
-                            : N * sizeof(T) > 16 && ROLE == kPairToColumns                  ? 2
-                            : N * sizeof(T) > 16 || ROLE != kPairForward || SCORE == kGatv2 ? 3
-                                                                                            : 4;
+constexpr int kPairBlocks = sizeof(T) == 8        ? 2
+                            : N * sizeof(T) <= 16 ? (ROLE == kPairForward && SCORE != kGatv2 ? 4 : 3)
+                            : ROLE == kPairForward || (ROLE == kPairToRows && SCORE != kScaledDot) ? 3
+                                                                                                   : 2;
 
 // A lane holds NV vectors of VEC features of one head, `lanes_of_head` vectors apart, so that loads of a warp are of whole
 // lines. More features a lane are fewer lanes an edge, and with them shuffles and exponentials.
