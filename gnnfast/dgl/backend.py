@@ -19,6 +19,7 @@ from gnnfast.reporting import fell_back
 from gnnfast.types import FEATURE_DTYPES
 
 _OPS = ("copy_lhs", "mul")  # of gspmm
+_DTYPES = (torch.float32, torch.float64)  # others DGL might not have
 
 
 def make_gspmm(original: Any) -> Any:
@@ -138,8 +139,8 @@ def _slower(gidx: Any, what: str, *operands: Any) -> str:
     first, training = operands[0], False
     for t in operands:
         if isinstance(t, Tensor):
-            if t.dtype is not torch.float32 and t.dtype is not torch.float64:
-                return ""  # DGL might not have it
+            if t.dtype not in _DTYPES:
+                return ""
             training = training or t.requires_grad
         elif t is not None:
             return ""
