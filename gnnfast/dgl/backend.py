@@ -27,7 +27,7 @@ def make_gspmm(original: Any) -> Any:
 
     @functools.wraps(original)
     def gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
-        reason = _slower(gidx, _what(op, reduce_op, rhs_data), lhs_data, rhs_data) if op in _OPS else ""
+        reason = _slower(gidx, _what(op, reduce_op, lhs_data, rhs_data), lhs_data, rhs_data) if op in _OPS else ""
         reason = reason or _unsupported(gidx, op, reduce_op, lhs_data, rhs_data)
         if reason:
             fell_back(f"dgl {op}.{reduce_op}", reason)
@@ -102,31 +102,37 @@ NEW = {
     "sum": (1 << 62, 1 << 62),  # DGL's fastest
     "product": (1 << 18, 0),  # with a weight an edge; summed, as the next
     "products": (1 << 18, 1 << 17),  # with several
+    "narrow": (1 << 62, 1 << 62),  # with a weight for every one or two features
     "max": (1 << 19, 1 << 19),
     "dot": (1 << 19, 0),
     "softmax": (1 << 16, 1 << 16),
 }
-KNOWN = {"dot": (1 << 17, 0), "softmax": (1 << 13, 1 << 13)}
+KNOWN = {"narrow": (1 << 62, 1 << 62), "dot": (1 << 17, 0), "softmax": (1 << 13, 1 << 13)}
 # Edges a node from which DGL trains maxima faster: it scatters a gradient by nodes, gnnfast gathers it by edges.
 MANY_A_NODE = 16
+# Features up to which those of a weight are narrow: kernels take them a weight at a time.
+NARROW = 2
 
 
 def slower_than_dgl(what: str, new: bool, training: bool, num_edges: int, num_nodes: int, width: int) -> str:
     """Why a call is left to DGL, if it is: a pure function of sizes."""
     if what == "max" and training and num_edges >= MANY_A_NODE * num_nodes:
         return "the gradient of a maximum over many edges a node is faster in DGL"
+    if what == "narrow" and training:
+        return "the gradients of a weight for every one or two features are faster in DGL"
     if num_edges > FEW_EDGES or num_edges * width >= (NEW if new else KNOWN).get(what, (0, 0))[training]:
         return ""
     return "a small graph that was not met before" if new else "too small to gain"
 
 
-def _what(op: str, reduce_op: str, rhs: Any) -> str:
+def _what(op: str, reduce_op: str, lhs: Any, rhs: Any) -> str:
     """Under which name the tables above have an aggregation."""
     if reduce_op != "sum":
         return "max"
-    return (
-        "sum" if op == "copy_lhs" else "product" if isinstance(rhs, Tensor) and rhs.dim() and rhs[:1].numel() == 1 else "products"
-    )
+    if op == "copy_lhs" or not (isinstance(lhs, Tensor) and isinstance(rhs, Tensor) and lhs.dim() and rhs.dim()):
+        return "sum"
+    weights = rhs.shape[1:].numel()
+    return "product" if weights == 1 else "narrow" if NARROW * weights >= lhs.shape[1:].numel() else "products"
 
 
 def _slower(gidx: Any, what: str, *operands: Any) -> str:

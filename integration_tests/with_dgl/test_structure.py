@@ -144,7 +144,7 @@ NEW_HERE, TOO_SMALL = "a small graph that was not met before", "too small to gai
 @pytest.mark.parametrize("grads", [False, True])
 def test_small_graphs_are_left_to_dgl_where_it_is_faster(monkeypatch, grads):
     monkeypatch.setattr("gnnfast.dgl.backend.FEW_EDGES", E)
-    x, s = torch.randn(N, 4, requires_grad=grads), torch.randn(E, 2, requires_grad=grads)
+    x, s = torch.randn(N, 6, requires_grad=grads), torch.randn(E, 2, requires_grad=grads)
     w, h = torch.rand(E, 1), torch.rand(E, 2, 1)
 
     def update_all(g):
@@ -159,7 +159,7 @@ def test_small_graphs_are_left_to_dgl_where_it_is_faster(monkeypatch, grads):
         (lambda g: dgl.ops.copy_u_mean(g, x), "", ""),
         (lambda g: dgl.ops.copy_u_max(g, x), NEW_HERE, ""),
         (lambda g: dgl.ops.u_mul_e_sum(g, x, w), "" if grads else NEW_HERE, ""),
-        (lambda g: dgl.ops.u_mul_e_sum(g, x.view(N, 2, 2), h), NEW_HERE, ""),
+        (lambda g: dgl.ops.u_mul_e_sum(g, x.view(N, 2, 3), h), NEW_HERE, ""),
         (lambda g: dgl.ops.u_dot_v(g, x, x), "" if grads else NEW_HERE, "" if grads else TOO_SMALL),
         (lambda g: dgl.ops.edge_softmax(g, s), NEW_HERE, TOO_SMALL),
     ):
@@ -198,6 +198,8 @@ def test_what_is_left_to_dgl_depends_on_sizes(monkeypatch):
         ("product", True, False, 4096, 1000, 64, False),
         ("product", True, True, 10, 10, 1, False),
         ("products", True, True, 1024, 100, 127, True),
+        ("narrow", False, True, 10_000_000, 1000, 16, True),
+        ("narrow", False, False, 10_000_000, 1000, 16, False),
         ("softmax", False, True, 8191, 1000, 1, True),
         ("softmax", False, True, 1024, 100, 8, False),
         ("max", False, True, 15_999, 1000, 64, False),
@@ -208,13 +210,19 @@ def test_what_is_left_to_dgl_depends_on_sizes(monkeypatch):
         assert bool(slower_than_dgl(what, new, training, edges, nodes, width)) == left, (what, new, training, edges, width)
 
 
-def test_maxima_over_many_edges_a_node_are_trained_by_dgl(monkeypatch):
+def test_what_dgl_trains_faster_is_left_to_it_on_any_graph(monkeypatch):
     monkeypatch.setattr("gnnfast.dgl.backend.MANY_A_NODE", E // N)
+    monkeypatch.setattr("gnnfast.dgl.backend.NARROW", 2)
     x, g = torch.randn(N, 4, requires_grad=True), make()
-    for op in (lambda x: dgl.ops.copy_u_max(g, x), lambda x: dgl.ops.u_mul_e_min(g, x, torch.ones(E, 1))):
+    for op in (
+        lambda x: dgl.ops.copy_u_max(g, x),
+        lambda x: dgl.ops.u_mul_e_min(g, x, torch.ones(E, 1)),
+        lambda x: dgl.ops.u_mul_e_sum(g, x, torch.ones(E, 4)),
+    ):
         gnnfast.clear_report()
-        op(x).sum().backward()
+        out = op(x)
         assert not gnnfast.report().kernels
+        out.sum().backward()
         with torch.no_grad():
             op(x)
         assert gnnfast.report().kernels
