@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -91,3 +92,5 @@ def nothing_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gnnfast.dispatch.select.CONVERT_ON_CPU", 0)
     monkeypatch.setattr("gnnfast.features.TIMES_ON_CUDA", 1)
     monkeypatch.setattr("gnnfast.dgl.backend.FEW_EDGES", -1)
+    monkeypatch.setattr("gnnfast.dgl.backend.MANY_A_NODE", math.inf)
+    monkeypatch.setattr("gnnfast.dgl.backend.NARROW", 0)

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from gnnfast import _native
 from gnnfast.config import settings
-from gnnfast.dgl.structure import known, sized, structure
+from gnnfast.dgl.structure import FEW_EDGES, known, sized, structure
 from gnnfast.dispatch import execute
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.reporting import fell_back
 from gnnfast.types import FEATURE_DTYPES
 
 _OPS = ("copy_lhs", "mul")  # of gspmm
+_DTYPES = (torch.float32, torch.float64)  # others DGL might not have
 
 
 def make_gspmm(original: Any) -> Any:
@@ -26,9 +27,8 @@ def make_gspmm(original: Any) -> Any:
 
     @functools.wraps(original)
     def gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
-        reason = _too_early(gidx, lhs_data, rhs_data) if op in _OPS else ""
+        reason = _slower(gidx, _what(op, reduce_op, lhs_data, rhs_data), lhs_data, rhs_data) if op in _OPS else ""
         reason = reason or _unsupported(gidx, op, reduce_op, lhs_data, rhs_data)
-        known(gidx).met = True
         if reason:
             fell_back(f"dgl {op}.{reduce_op}", reason)
             return original(gidx, op, reduce_op, lhs_data, rhs_data)
@@ -45,8 +45,8 @@ def make_gspmm_mean(original: Any) -> Any:
     def gspmm(g: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
         if reduce_op == "mean" and isinstance(lhs_data, Tensor) and op in _OPS:
             lhs, rhs = (lhs_data, rhs_data) if op == "copy_lhs" else reshape_lhs_rhs(lhs_data, rhs_data)
-            if not (_too_early(g._graph, lhs, rhs) or _unsupported(g._graph, op, reduce_op, lhs, rhs)):
-                known(g._graph).met = True
+            if not _unsupported(g._graph, op, reduce_op, lhs, rhs):
+                known(g._graph).calls += 1
                 return _gspmm(g._graph, op, reduce_op, lhs, rhs)
         return original(g, op, reduce_op, lhs_data, rhs_data)
 
@@ -82,8 +82,7 @@ def make_edge_softmax(original: Any) -> Any:
         elif norm_by not in ("dst", "src"):
             reason = f"norm_by is {norm_by!r}"
         else:
-            reason = _too_early(gidx) or _unsupported_operands(gidx, ("scores", logits, "num_edges"))
-        known(gidx).met = True
+            reason = _slower(gidx, "softmax", logits) or _unsupported_operands(gidx, ("scores", logits, "num_edges"))
         if reason:
             fell_back("dgl edge_softmax", reason)
             return original(gidx, logits, eids, norm_by)
@@ -95,24 +94,70 @@ def make_edge_softmax(original: Any) -> Any:
     return edge_softmax
 
 
-# Edges up to which DGL is done with a graph before gnnfast has it in its own form (two CPU cores).
-FEW_EDGES = 1 << 18
+# Beside DGL 2.1 on two cores with AVX-512, float32. The first call on a graph costs gnnfast 0.05 to 0.1 ms and later, if it is used
+# again, a conversion; a call on a graph that it has costs less than DGL's but for products and softmaxes of a handful of edges. So
+# these are the elements (edges times features), without and with gradients, from which calls are as fast as DGL's: on a graph of
+# up to FEW_EDGES that is met first, where means pay at once, and on any that is not.
+NEW = {
+    "sum": (1 << 62, 1 << 62),  # DGL's fastest
+    "product": (1 << 18, 0),  # with a weight an edge; summed, as the next
+    "products": (1 << 18, 1 << 17),  # with several
+    "narrow": (1 << 62, 1 << 62),  # with a weight for every one or two features
+    "max": (1 << 19, 1 << 19),
+    "dot": (1 << 19, 0),
+    "softmax": (1 << 16, 1 << 16),
+}
+KNOWN = {"narrow": (1 << 62, 1 << 62), "dot": (1 << 17, 0), "softmax": (1 << 13, 1 << 13)}
+# Edges a node from which DGL trains maxima faster: it scatters a gradient by nodes, gnnfast gathers it by edges.
+MANY_A_NODE = 16
+# Features up to which those of a weight are narrow: kernels take them a weight at a time.
+NARROW = 2
 
 
-def _too_early(gidx: Any, *operands: Any) -> str:
-    """Why a graph is left to DGL this time: it is small and may never be seen again, as one of a mini-batch. Whoever trains sees it
-    again, in the backward pass, which costs DGL more."""
+def slower_than_dgl(what: str, new: bool, training: bool, num_edges: int, num_nodes: int, width: int) -> str:
+    """Why a call is left to DGL, if it is: a pure function of sizes."""
+    if what == "max" and training and num_edges >= MANY_A_NODE * num_nodes:
+        return "the gradient of a maximum over many edges a node is faster in DGL"
+    if what == "narrow" and training:
+        return "the gradients of a weight for every one or two features are faster in DGL"
+    if num_edges > FEW_EDGES or num_edges * width >= (NEW if new else KNOWN).get(what, (0, 0))[training]:
+        return ""
+    return "a small graph that was not met before" if new else "too small to gain"
+
+
+def _what(op: str, reduce_op: str, lhs: Any, rhs: Any) -> str:
+    """Under which name the tables above have an aggregation."""
+    if reduce_op != "sum":
+        return "max"
+    if op == "copy_lhs" or not (isinstance(lhs, Tensor) and isinstance(rhs, Tensor) and lhs.dim() and rhs.dim()):
+        return "sum"
+    weights = rhs.shape[1:].numel()
+    return "product" if weights == 1 else "narrow" if NARROW * weights >= lhs.shape[1:].numel() else "products"
+
+
+def _slower(gidx: Any, what: str, *operands: Any) -> str:
+    """The same for a call, which is counted: a graph is new in its first, and its reverse in the backward pass of that one. A graph
+    of a mini-batch may never be seen again."""
     of = known(gidx)
-    if of.met or of.num_etypes != 1 or gidx.number_of_edges(0) > FEW_EDGES or saved_tensors_are_watched():
+    of.calls += 1
+    if saved_tensors_are_watched():
         return ""
-    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in operands):
+    first, training = operands[0], False
+    for t in operands:
+        if isinstance(t, Tensor):
+            if t.dtype not in _DTYPES:
+                return ""
+            training = training or t.requires_grad
+        elif t is not None:
+            return ""
+    if not isinstance(first, Tensor) or not first.dim():
         return ""
-    if any(isinstance(t, Tensor) and t.dtype not in (torch.float32, torch.float64) for t in operands):
-        return ""  # DGL might not have it
     current = settings()
     if current.strict or current.kernel != "auto" or current.sample != "off":
         return ""
-    return "a small graph that was not met before"
+    rows = max(first.shape[0], 1)
+    new = of.calls == 1 + of.flipped
+    return slower_than_dgl(what, new, training and torch.is_grad_enabled(), gidx.number_of_edges(0), rows, first.numel() // rows)
 
 
 def _unsupported(gidx: Any, op: str, reduce_op: str, lhs: Any, rhs: Any) -> str:
@@ -132,10 +177,9 @@ def _unsupported(gidx: Any, op: str, reduce_op: str, lhs: Any, rhs: Any) -> str:
 def _unsupported_dot(gidx: Any, op: str, lhs: Any, rhs: Any, lhs_target: str, rhs_target: str) -> str:
     if op != "dot":
         return f"op is {op}"
-    early = _too_early(gidx, lhs, rhs)
-    known(gidx).met = True
-    if early:
-        return early
+    slower = _slower(gidx, "dot", lhs, rhs)
+    if slower:
+        return slower
     rows = {"u": "num_src", "v": "num_dst"}
     if lhs_target == rhs_target or not {lhs_target, rhs_target} <= rows.keys():
         return f"operands are of {lhs_target} and {rhs_target}"
@@ -162,7 +206,7 @@ def _unsupported_operands(gidx: Any, *operands: tuple[str, Any, str]) -> str:
         return "torch.compile is tracing"
     if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
         return "a torch.func transform or forward-mode AD is active"
-    if known(gidx).num_etypes != 1:
+    if not known(gidx).single(gidx):
         return "the graph has several edge types"
     of = sized(gidx)
     if of.too_large:

@@ -7,13 +7,14 @@ what is known of it, and the tensor by which the cache knows its structure, lie 
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import functools
 import sys
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from gnnfast.cache import cache
 from gnnfast.graph import Graph, formats
@@ -21,43 +22,62 @@ from gnnfast.graph.checks import MOST_EDGES, MOST_NODES
 from gnnfast.graph.formats import BY_DST, BY_SRC
 
 _KNOWN = "_gnnfast"
+FEW_EDGES = 1 << 18
 
 
 class Known:
-    """What is known of an index: the number of its edge types, and if that is one, once :func:`sized`, its device and sizes, and
-    whether these are more than kernels can count to. ``key`` is an empty tensor that lives as long as an index of these edges,
-    ``flipped`` or not; ``met`` says that an op has been asked for."""
+    """What is known of an index: whether it has one edge type, once that was asked for (:meth:`single`), and if so, once
+    :func:`sized`, its device and sizes, and whether these are more than kernels can count to. ``key`` is an empty tensor that lives
+    as long as an index of these edges, ``flipped`` or not; ``calls`` counts the ops that were asked for. To know nothing costs
+    nothing: most indices of mini-batches meet one op, which is left to DGL."""
 
-    def __init__(self, gidx: Any) -> None:
-        self.num_etypes: int = gidx.number_of_etypes()
-        self.relations: dict[int, Known] = {}
-        self.met = self.flipped = False
-        self.key: Tensor | None = None
+    calls, flipped = 0, False
+    num_src = num_dst = num_edges = num_etypes = -1
+    device = ""
+    too_large = False
+    key: Tensor | None = None
+
+    @functools.cached_property
+    def relations(self) -> dict[int, Known]:
+        return {}
+
+    def single(self, gidx: Any) -> bool:
+        if self.num_etypes < 0:
+            self.num_etypes = gidx.number_of_etypes()
+        return self.num_etypes == 1
+
+    def shared_key(self) -> Tensor:
+        if self.key is None:
+            # Inference tensors have no version, and the cache keeps nothing for them.
+            with torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext():
+                self.key = torch.empty(0)
+        return self.key
 
     def size(self, gidx: Any) -> None:
         source, target = gidx.metagraph.find_edge(0)
         self.num_src, self.num_dst = gidx.number_of_nodes(source), gidx.number_of_nodes(target)
-        self.num_edges, self.device = gidx.number_of_edges(0), str(gidx.ctx)[:3]
-        self.too_large = max(self.num_src, self.num_dst) >= MOST_NODES or self.num_edges >= MOST_EDGES
-        with torch.inference_mode(False):  # inference tensors have no version, and the cache keeps nothing for them
-            self.key = torch.empty(0)
+        self.device = str(gidx.ctx)[:3]
+        edges = gidx.number_of_edges(0)
+        self.too_large = max(self.num_src, self.num_dst) >= MOST_NODES or edges >= MOST_EDGES
+        self.num_edges = edges  # last: it says that the others are there
 
     def reverse(self) -> Known:
-        other = copy.copy(self)
-        other.num_src, other.num_dst, other.flipped = self.num_dst, self.num_src, not self.flipped
+        self.shared_key()
+        other = Known()
+        other.__dict__.update(self.__dict__, flipped=not self.flipped, num_src=self.num_dst, num_dst=self.num_src)
         return other
 
 
 def known(gidx: Any) -> Known:
     """What is known of an index."""
     found = gidx.__dict__.get(_KNOWN)
-    return gidx.__dict__.setdefault(_KNOWN, Known(gidx)) if found is None else found  # type: ignore[no-any-return]
+    return gidx.__dict__.setdefault(_KNOWN, Known()) if found is None else found  # type: ignore[no-any-return]
 
 
 def sized(gidx: Any) -> Known:
     """What is known of an index with one edge type, with its sizes, which are looked up once."""
     of = known(gidx)
-    if of.key is None:
+    if of.num_edges < 0:
         of.size(gidx)
     return of
 
@@ -65,20 +85,22 @@ def sized(gidx: Any) -> Known:
 def structure(gidx: Any) -> Graph:
     """The graph of an index with one edge type. Made anew if the cache has let it go."""
     of = sized(gidx)
-    assert of.key is not None
-    graph: Graph = cache.get((of.key,), "dgl", functools.partial(_make, gidx, of))
+    graph: Graph = cache.get((of.shared_key(),), "dgl", functools.partial(_make, gidx, of))
     return graph.reverse() if of.flipped else graph
 
 
 def _make(gidx: Any, of: Known) -> Graph:
-    created = sys.modules["dgl.heterograph_index"]._CAPI_DGLHeteroGetCreatedFormats(gidx)  # gidx.formats() takes five times as long
-    made = {str(name) for name in created}
-    if "csc" not in made and "coo" in made:
-        src, dst, _ = gidx.edges(0, "eid")
+    # DGL's own calls below: the methods of the index around them take five times as long, more than a small graph's aggregation.
+    dgl_index = sys.modules["dgl.heterograph_index"]
+    made = {str(name) for name in dgl_index._CAPI_DGLHeteroGetCreatedFormats(gidx)}
+    if "coo" in made and (
+        "csc" not in made or of.num_edges <= FEW_EDGES
+    ):  # which is used as it is if that costs less than to convert
+        src, dst = _tensors(dgl_index._CAPI_DGLHeteroEdges(gidx, 0, "eid"), 2)
         graph = Graph.of_ids(src, dst, of.num_src, of.num_dst, of.num_edges)
     else:
         by_dst = "csc" in made
-        _, _, indptr, indices, ids = gidx.adjacency_matrix_tensors(0, by_dst, "csr")
+        indptr, indices, ids = _tensors(dgl_index._CAPI_DGLHeteroGetAdj(gidx, 0, by_dst, "csr"), 3)
         graph = Graph(of.num_src, of.num_dst, of.num_edges, ids.device)
         with torch.inference_mode(False):
             perm = formats.int32(ids) if ids.numel() else None  # empty: slots are edge ids
@@ -88,14 +110,19 @@ def _make(gidx: Any, of: Known) -> Graph:
     return graph.reverse() if of.flipped else graph
 
 
+def _tensors(arrays: Any, count: int) -> list[Tensor]:
+    """The first of an array of DGL's arrays, which share their memory."""
+    return [from_dlpack(arrays(i).to_dlpack()) for i in range(count)]
+
+
 def make_get_relation_graph(original: Any) -> Any:
     """Replaces ``HeteroGraphIndex.get_relation_graph``: what is known of the result is found again."""
 
     @functools.wraps(original)
     def get_relation_graph(self: Any, etype: int) -> Any:
         relation, of = original(self, etype), known(self)
-        if of.num_etypes > 1:
-            of = of.relations.get(int(etype)) or of.relations.setdefault(int(etype), Known(relation))
+        if not of.single(self):
+            of = of.relations.get(int(etype)) or of.relations.setdefault(int(etype), Known())
         relation.__dict__[_KNOWN] = of
         return relation
 
@@ -108,8 +135,9 @@ def make_reverse(original: Any) -> Any:
     @functools.wraps(original)
     def reverse(self: Any) -> Any:
         other = original(self)
-        if known(self).num_etypes == 1:
-            other.__dict__[_KNOWN] = sized(self).reverse()
+        of = known(self)
+        if of.single(self):
+            other.__dict__[_KNOWN] = of.reverse()
         return other
 
     return reverse

@@ -95,8 +95,9 @@ CONVERTED = Choice("gar", "CSR exists")
 SMALL_TRAINING, SMALL_INFERENCE, SMALL_ON_CPU = 1 << 27, 1 << 26, 1 << 19
 
 
-# On a CPU, milliseconds by which an element takes longer over COO than over CSR, and that converting a small graph takes the host.
-SCATTER_ON_CPU, CONVERT_ON_CPU = 0.27e-6, 0.025
+# On a CPU, milliseconds by which an element takes longer over COO than over CSR, an edge as much as 20 more elements, and that
+# converting a graph takes: for each EDGES_ON_CPU as much as for the host alone.
+SCATTER_ON_CPU, CONVERT_ON_CPU, EDGES_ON_CPU = 0.25e-6, 0.02, 2500
 
 
 def cannot_win(num_edges: int, row_bytes: int, training: bool, settings: Settings, cuda: bool = True) -> bool:
@@ -120,9 +121,10 @@ def select(graph: Statistics, request: Request, settings: Settings) -> Choice:
     if graph.capturing:
         return Choice("gas", "a CUDA graph is being captured, and nothing can be converted")
     if graph.device == "cpu":
-        slower = graph.num_edges * request.width * SCATTER_ON_CPU
-        if graph.regret + slower < CONVERT_ON_CPU:
-            return Choice("gas", "on a CPU converting takes longer than scattering so far", slower, CONVERT_ON_CPU - slower)
+        slower = graph.num_edges * (request.width + 20) * SCATTER_ON_CPU
+        converting = CONVERT_ON_CPU * (1 + graph.num_edges / EDGES_ON_CPU)
+        if graph.regret + slower < converting:
+            return Choice("gas", "on a CPU converting takes longer than scattering so far", slower, converting - slower)
         return Choice("gar", "on a CPU converting costs less than scattering")
     if settings.degree_threshold is not None:
         few = graph.average_degree < settings.degree_threshold

@@ -11,7 +11,8 @@ from graphs import GRAPHS, relative_error
 
 import gnnfast
 from gnnfast.cache import cache, nbytes_of
-from gnnfast.dgl.structure import structure
+from gnnfast.dgl.backend import slower_than_dgl
+from gnnfast.dgl.structure import FEW_EDGES, structure
 
 dgl = pytest.importorskip("dgl", reason="DGL is not installed")
 import dgl.function as fn  # noqa: E402
@@ -137,35 +138,94 @@ def test_products_of_features_train_without_a_new_structure():
     assert cache.misses == misses
 
 
-def test_small_graphs_are_left_to_dgl_the_first_time(monkeypatch):
+NEW_HERE, TOO_SMALL = "a small graph that was not met before", "too small to gain"
+
+
+@pytest.mark.parametrize("grads", [False, True])
+def test_small_graphs_are_left_to_dgl_where_it_is_faster(monkeypatch, grads):
     monkeypatch.setattr("gnnfast.dgl.backend.FEW_EDGES", E)
-    x, s = torch.randn(N, 4), torch.randn(E, 2)
+    x, s = torch.randn(N, 6, requires_grad=grads), torch.randn(E, 2, requires_grad=grads)
+    w, h = torch.rand(E, 1), torch.rand(E, 2, 1)
 
     def update_all(g):
         with g.local_scope():
             g.ndata["h"] = x
-            g.update_all(fn.copy_u("h", "m"), fn.mean("m", "h"))
+            g.update_all(fn.copy_u("h", "m"), fn.sum("m", "h"))
             return g.ndata["h"]
 
-    calls = (update_all, lambda g: dgl.ops.u_dot_v(g, x, x), lambda g: dgl.ops.edge_softmax(g, s))
-    for call in calls:
+    # why the first call, and why the second, is left to DGL
+    for call, first, second in (
+        (update_all, NEW_HERE, ""),
+        (lambda g: dgl.ops.copy_u_mean(g, x), "", ""),
+        (lambda g: dgl.ops.copy_u_max(g, x), NEW_HERE, ""),
+        (lambda g: dgl.ops.u_mul_e_sum(g, x, w), "" if grads else NEW_HERE, ""),
+        (lambda g: dgl.ops.u_mul_e_sum(g, x.view(N, 2, 3), h), NEW_HERE, ""),
+        (lambda g: dgl.ops.u_dot_v(g, x, x), "" if grads else NEW_HERE, "" if grads else TOO_SMALL),
+        (lambda g: dgl.ops.edge_softmax(g, s), NEW_HERE, TOO_SMALL),
+    ):
+
+        def run(g, call=call):
+            out = call(g)
+            leaf = s if out.shape[0] == E and out.shape[1:] == s.shape[1:] else x
+            return out.detach(), *(torch.autograd.grad(out, leaf, out.detach()) if grads else ())
+
         g = make()
-        expected = without(lambda g=g, call=call: call(g))
-        gnnfast.clear_report()
-        assert torch.equal(call(g), expected)
-        report = gnnfast.report()
-        assert not report.kernels and [r for _, r in report.fallbacks] == ["a small graph that was not met before"]
-        assert relative_error(call(g), expected) < 1e-6
-        assert len(gnnfast.report().kernels) == 1
-    for served in (
-        lambda: trained(make(), x),
-        lambda: dgl.ops.copy_u_sum(make(), x.half()),
-    ):  # DGL would build more, or has no kernel
-        gnnfast.clear_report()
-        served()
-        assert not gnnfast.report().fallbacks
+        expected = without(lambda g=g, run=run: run(g))
+        for reason in (first, second):
+            gnnfast.clear_report()
+            found, report = run(g), gnnfast.report()
+            assert all(relative_error(a, b) < 1e-5 for a, b in zip(found, expected))
+            assert {r for _, r in report.fallbacks} == ({reason} if reason else set()) and bool(report.kernels) == (not reason)
+            assert not reason or all(map(torch.equal, found, expected))
+    gnnfast.clear_report()
+    with torch.no_grad():
+        dgl.ops.copy_u_sum(make(), x.half())  # DGL has no kernel
+    assert not gnnfast.report().fallbacks
     with gnnfast.override(strict=True):
         dgl.ops.copy_u_sum(make(), x)
+
+
+def test_what_is_left_to_dgl_depends_on_sizes(monkeypatch):
+    monkeypatch.setattr("gnnfast.dgl.backend.FEW_EDGES", FEW_EDGES)
+    monkeypatch.setattr("gnnfast.dgl.backend.MANY_A_NODE", 16)
+    for what, new, training, edges, nodes, width, left in (
+        ("sum", True, True, 262_144, 1000, 1000, True),  # DGL's own is fast
+        ("sum", True, True, 262_145, 100_000, 1, False),
+        ("sum", False, False, 10, 10, 1, False),
+        ("dot", True, False, 8192, 1000, 63, True),
+        ("dot", True, False, 8192, 1000, 64, False),
+        ("dot", False, False, 8192, 1000, 16, False),
+        ("product", True, False, 4096, 1000, 64, False),
+        ("product", True, True, 10, 10, 1, False),
+        ("products", True, True, 1024, 100, 127, True),
+        ("narrow", False, True, 10_000_000, 1000, 16, True),
+        ("narrow", False, False, 10_000_000, 1000, 16, False),
+        ("softmax", False, True, 8191, 1000, 1, True),
+        ("softmax", False, True, 1024, 100, 8, False),
+        ("max", False, True, 15_999, 1000, 64, False),
+        ("max", False, True, 16_000, 1000, 64, True),
+        ("max", False, True, 16_000_000, 1_000_000, 64, True),
+        ("max", False, False, 16_000, 1000, 64, False),
+    ):
+        assert bool(slower_than_dgl(what, new, training, edges, nodes, width)) == left, (what, new, training, edges, width)
+
+
+def test_what_dgl_trains_faster_is_left_to_it_on_any_graph(monkeypatch):
+    monkeypatch.setattr("gnnfast.dgl.backend.MANY_A_NODE", E // N)
+    monkeypatch.setattr("gnnfast.dgl.backend.NARROW", 2)
+    x, g = torch.randn(N, 4, requires_grad=True), make()
+    for op in (
+        lambda x: dgl.ops.copy_u_max(g, x),
+        lambda x: dgl.ops.u_mul_e_min(g, x, torch.ones(E, 1)),
+        lambda x: dgl.ops.u_mul_e_sum(g, x, torch.ones(E, 4)),
+    ):
+        gnnfast.clear_report()
+        out = op(x)
+        assert not gnnfast.report().kernels
+        out.sum().backward()
+        with torch.no_grad():
+            op(x)
+        assert gnnfast.report().kernels
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

@@ -14,6 +14,10 @@ inline int64_t thread_count(int64_t work, int64_t grain) {
   return std::max<int64_t>(1, std::min<int64_t>(torch::stable::get_num_threads(), work / grain));
 }
 
+// Multiply-adds that a thread should have: about 10 us, several times what it takes to wake a thread that waits by spinning, and a
+// fraction of what it takes to wake one that sleeps (OMP_WAIT_POLICY=passive) or has lost its core to somebody else.
+constexpr int64_t kGrain = 65536;
+
 // Calls f(chunk) for chunk in [0, chunks), one chunk a thread.
 template <class F>
 void parallel_chunks(int64_t chunks, const F& f) {
@@ -28,7 +32,7 @@ void parallel_chunks(int64_t chunks, const F& f) {
 template <class F>
 void parallel_rows(const int32_t* rowptr, int64_t num_rows, int64_t work_per_edge, const F& f) {
   const int64_t total = int64_t{rowptr[num_rows]} + num_rows;
-  const int64_t chunks = thread_count(total * work_per_edge, 16384);
+  const int64_t chunks = thread_count(total * work_per_edge, kGrain);
   auto cut = [&](int64_t chunk) {
     const int64_t target = total * chunk / chunks;
     int64_t lo = 0, hi = num_rows;

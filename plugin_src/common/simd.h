@@ -148,11 +148,13 @@ inline A share_of_best(A message, A best, A share) {
 template <class T>
 inline acc_t<T> dot(const T* a, const T* b, int64_t n) {
   constexpr int L = kLanes<acc_t<T>>;
-  vec_t<T, L> sum{};
   int64_t f = 0;
-  for (; f + L <= n; f += L) sum += load_vector<L>(a + f) * load_vector<L>(b + f);
   acc_t<T> total = 0;
-  for (int l = 0; l < L; ++l) total += sum[l];
+  if (n >= L) {  // to add up the lanes of a vector takes longer than a short product
+    vec_t<T, L> sum{};
+    for (; f + L <= n; f += L) sum += load_vector<L>(a + f) * load_vector<L>(b + f);
+    for (int l = 0; l < L; ++l) total += sum[l];
+  }
   for (; f < n; ++f) total += load(a + f) * load(b + f);
   return total;
 }

@@ -14,7 +14,7 @@ void Cpu::sddmm(const SddmmArgs& args, const Tensor& a) {
                   [&](int64_t begin, int64_t end) { GNNFAST_CALL_ISA(sddmm_rows, args, dtype, begin, end); });
     return;
   }
-  const int64_t edges = args.m.num_edges, chunks = thread_count(edges * args.width, 16384);
+  const int64_t edges = args.m.num_edges, chunks = thread_count(edges * args.width, kGrain);
   parallel_chunks(chunks,
                   [&](int64_t c) { GNNFAST_CALL_ISA(sddmm_edges, args, dtype, edges * c / chunks, edges * (c + 1) / chunks); });
 }
