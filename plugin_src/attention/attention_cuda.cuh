@@ -92,11 +92,11 @@ struct Attend {
 #pragma unroll
     for (int c = 0; c < kFlight; ++c) {
       s[c] += own;
-      s[c] = s[c] > 0 ? s[c] : slope * s[c];
+      s[c] = s[c] > 0 ? s[c] : rounded_product(slope, s[c]);
       if (exists(c)) top = max(top, s[c]);
     }
     if (top > now.most) {
-      const A less = now.most == -INFINITY ? A{0} : exp(now.most - top);
+      const A less = now.most == -INFINITY ? A{0} : fast_exp(now.most - top);
 #pragma unroll
       for (int i = 0; i < VEC; ++i) now.acc[i] *= less;
       now.sum *= less, now.most = top;
@@ -104,7 +104,7 @@ struct Attend {
 #pragma unroll
     for (int c = 0; c < kFlight; ++c) {
       if (!exists(c)) continue;
-      const A share = s[c] == -INFINITY ? A{0} : exp(s[c] - now.most);  // NaN stays, and infinity becomes it
+      const A share = s[c] == -INFINITY ? A{0} : fast_exp(s[c] - now.most);  // NaN stays, and infinity becomes it
       now.sum += share;
       const A kept_share = keep[c] ? share : A{0};
 #pragma unroll

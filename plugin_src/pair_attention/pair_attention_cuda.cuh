@@ -15,19 +15,17 @@
 
 namespace gnnfast {
 
-// Edges whose gathers are in flight together, for so many bytes of a row a lane, and blocks a multiprocessor should hold: as
-// many as fit without spilling registers, where more edges do not hide more. H200, reddit-size, 1 x 128, ms to columns
-// (kAdditive): 4 edges 17.2, 2 edges 21, 4 features a lane 27; to rows (kGatv2): 3 blocks 15.4, 2 blocks 19.0.
+// Edges whose gathers are in flight together, for so many bytes of a row a lane, and blocks a multiprocessor should hold. More
+// warps hide more than more edges, even where a few registers spill, but for dot products, which hold two rows and gather two.
+// H200, reddit-size, 1 x 128, ms to columns (kAdditive): 3 blocks and 2 edges 15.4, 2 blocks and 4 edges 17.2, 2 and 2 21, with
+// 4 features a lane 27; to rows (kGatv2): 3 blocks 15.4, 2 blocks 19.0.
 template <int SCORE, int ROLE, int BYTES>
-constexpr int kPairFlight =
-    (SCORE == kAdditive && ROLE == kPairToColumns && BYTES > 16) || (SCORE == kGatv2 && ROLE == kPairForward && BYTES <= 16)
-        ? 4
-        : 2;
+constexpr int kPairFlight = SCORE == kGatv2 && ROLE == kPairForward && BYTES <= 16 ? 4 : 2;
 template <class T, int SCORE, int ROLE, int N>
-constexpr int kPairBlocks = sizeof(T) == 8        ? 2
-                            : N * sizeof(T) <= 16 ? (ROLE == kPairForward && SCORE != kGatv2 ? 4 : 3)
-                            : ROLE == kPairForward || (ROLE == kPairToRows && SCORE != kScaledDot) ? 3
-                                                                                                   : 2;
+constexpr int kPairBlocks =
+    sizeof(T) == 8        ? 2
+    : N * sizeof(T) <= 16 ? (ROLE == kPairForward && SCORE != kGatv2 ? 4 : 3)
+                          : (ROLE == kPairForward || SCORE == kAdditive || (ROLE == kPairToRows && SCORE == kGatv2) ? 3 : 2);
 
 // A lane holds NV vectors of VEC features of one head, `lanes_of_head` vectors apart, so that loads of a warp are of whole
 // lines. More features a lane are fewer lanes an edge, and with them shuffles and exponentials.
@@ -184,11 +182,12 @@ struct Pair {
 #pragma unroll
     for (int c = 0; c < kFlight; ++c) {
       to_raw[c] = SCORE == kScaledDot ? slope : A{1};
-      if constexpr (SCORE == kScaledDot) s[c] *= slope;  // after the sum, so that each pass gets the same bits
+      // After the sum, so that each pass gets the same bits.
+      if constexpr (SCORE == kScaledDot) s[c] = rounded_product(slope, s[c]);
       if constexpr (SCORE == kAdditive) {
         const A raw = own_score + four[c][1];
         if (!(raw > 0)) to_raw[c] = slope;
-        s[c] = to_raw[c] * raw;
+        s[c] = rounded_product(to_raw[c], raw);
       }
     }
     if constexpr (ROLE == kPairForward) {
@@ -197,7 +196,7 @@ struct Pair {
       for (int c = 0; c < kFlight; ++c)
         if (exists(c)) top = max(top, s[c]);
       if (top > now.most) {
-        const A less = now.most == -INFINITY ? A{0} : exp(now.most - top);
+        const A less = now.most == -INFINITY ? A{0} : fast_exp(now.most - top);
 #pragma unroll
         for (int i = 0; i < kOut; ++i) now.out[i] *= less;
         now.sum *= less, now.most = top;
@@ -207,14 +206,14 @@ struct Pair {
     for (int c = 0; c < kFlight; ++c) {
       if (!exists(c)) continue;
       if constexpr (ROLE == kPairForward) {
-        const A share = s[c] == -INFINITY ? A{0} : exp(s[c] - now.most);  // NaN stays, and infinity becomes it
+        const A share = s[c] == -INFINITY ? A{0} : fast_exp(s[c] - now.most);  // NaN stays, and infinity becomes it
         now.sum += share;
         const A kept_share = keep[c] ? share : A{0};
 #pragma unroll
         for (int i = 0; i < N; ++i) now.out[i] += kept_share * value(c, i);
       } else {
         const A* of_row = ROLE == kPairToRows ? stats : four[c];
-        const A share = exp(s[c] - of_row[0]) * of_row[2];
+        const A share = fast_exp(s[c] - of_row[0]) * of_row[2];
         const A kept_share = keep[c] ? share * scale : A{0};
         const A ds = (kept_share * dot[c] - share * of_row[3]) * to_raw[c];
         if constexpr (SCORE == kAdditive) now.sum += ds;
