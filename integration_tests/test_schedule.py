@@ -8,9 +8,9 @@ from graphs import GRAPHS
 
 import gnnfast
 from gnnfast import Graph
-from gnnfast.graph.plan import EXACT_USES
 from gnnfast.graph import locality
 from gnnfast.graph.formats import BY_DST
+from gnnfast.graph.plan import EXACT_USES
 
 CUDA = torch.device("cuda")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="only CUDA kernels have a schedule")

@@ -24,7 +24,7 @@ from gnnfast.types import EXTREMA
 from gnnfast.unsupported import Unsupported
 
 if _native.cpu.loaded:
-    from gnnfast.ops.attention import ATTENTION, MOST_DROP_HEADS, holds_a_head
+    from gnnfast.ops.attention import ATTENTION, MOST_DROP_HEADS, held_width
     from gnnfast.ops.edge_softmax import EDGE_SOFTMAX
     from gnnfast.ops.layer import Coo, Formats, layer
     from gnnfast.ops.pair_attention import PAIR_ATTENTION
@@ -238,13 +238,16 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """``x [num_src, F]`` of the in-neighbours, weighted by the softmax of the leaky ReLU of ``dst [num_dst, H]`` plus
     ``src [num_src, H]`` after ``dropout``: ``[num_dst, F]``, and with ``weights`` these coefficients ``[E, H]``."""
+    heads = dst.shape[1]
+    width = held_width(x, heads)
     # On a CPU coefficients are few beside the features, and to have them costs less than to compute them twice.
-    if weights or not graph.is_cuda or not _fuses(dropout, dst.shape[1]) or not holds_a_head(x, dst.shape[1]):
+    if weights or not graph.is_cuda or not _fuses(dropout, heads) or width is None:
         alpha = softmax(graph, None, dst, src, slope, place=place)
         if dropout:
             alpha = torch.nn.functional.dropout(alpha, p=dropout, training=True)
         return aggregate(graph, x, alpha, "sum", place=place, training=training), alpha
-    return fused_attention(graph, x, dst, src, slope, dropout, place=place), None
+    (x,), narrowed = _of_width(width, heads, x)
+    return narrowed(fused_attention(graph, x, dst, src, slope, dropout, place=place)), None
 
 
 def fused_attention(graph: Graph, x: Tensor, dst: Tensor, src: Tensor, slope: float, dropout: float = 0.0, *, place: str) -> Tensor:
@@ -269,12 +272,15 @@ def dot_attention(
     """``value [num_src, F]`` of the in-neighbours, weighted by the softmax of ``scale`` times ``<query[dst], key[src]>`` per head
     (``[num_dst, F]``, ``[num_src, F]``) after ``dropout``: ``[num_dst, F]``, and with ``weights`` the coefficients ``[E, H]``
     before it."""
-    if weights or not _fuses(dropout, heads) or not holds_a_head(key, heads):
+    width = held_width(key, heads)
+    if weights or not _fuses(dropout, heads) or width is None:
         alpha = softmax(graph, dot(graph, query, key, heads, place) * scale, place=place)
         kept = torch.nn.functional.dropout(alpha, p=dropout, training=True) if dropout else alpha
         return aggregate(graph, value, kept, "sum", place=place, training=training), alpha
+    (query, key, value), narrowed = _of_width(width, heads, query, key, value)
     args, needs_grad, seed = _prepare(graph, place, dropout, query, key, value)
-    return call(PAIR_ATTENTION, needs_grad, args, query, key, value, None, heads, scale, float(dropout), seed, needs_grad), None
+    out = call(PAIR_ATTENTION, needs_grad, args, query, key, value, None, heads, scale, float(dropout), seed, needs_grad)
+    return narrowed(out), None
 
 
 def gatv2_attention(
@@ -282,10 +288,26 @@ def gatv2_attention(
 ) -> Tensor | None:
     """``key [num_src, F]`` of the in-neighbours, weighted by the softmax of ``<att, leaky_relu(query[dst] + key[src])>`` per head
     (``att [F]``, ``query [num_dst, F]``) after ``dropout``: ``[num_dst, F]``. ``None`` where there are no kernels for that."""
-    if not _fuses(dropout, heads) or not holds_a_head(key, heads):
+    width = held_width(key, heads)
+    if not _fuses(dropout, heads) or width is None:
         return None
+    (query, key, att), narrowed = _of_width(width, heads, query, key, att)
     args, needs_grad, seed = _prepare(graph, place, dropout, query, key, att)
-    return call(PAIR_ATTENTION, needs_grad, args, query, key, None, att, heads, slope, float(dropout), seed, needs_grad)  # type: ignore[no-any-return]
+    out = call(PAIR_ATTENTION, needs_grad, args, query, key, None, att, heads, slope, float(dropout), seed, needs_grad)
+    return narrowed(out)
+
+
+def _of_width(width: int, heads: int, *rows: Tensor) -> tuple[tuple[Tensor, ...], Callable[[Tensor], Tensor]]:
+    """Rows ``[..., F]`` with ``width`` features a head, of which those that they do not have are 0 and count for nothing, and what
+    makes of a result as wide one of ``[..., F]``."""
+    features = rows[0].shape[-1] // max(heads, 1)
+    if features == width:
+        return rows, lambda out: out
+
+    def widened(t: Tensor) -> Tensor:
+        return torch.nn.functional.pad(t.unflatten(-1, (heads, features)), (0, width - features)).flatten(-2)
+
+    return tuple(map(widened, rows)), lambda out: out.unflatten(-1, (heads, width))[..., :features].flatten(-2)
 
 
 def _fuses(dropout: float, heads: int) -> bool:

@@ -49,7 +49,9 @@ def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tupl
     out, stats, dst, src, x, seed = kept
     if not ctx.train:
         raise RuntimeError("gnnfast: attention was called with train=False, which keeps nothing for a gradient; pass train=True")
-    if torch.compiler.is_compiling() or (holds_a_head(x, src.shape[1]) and not torch.is_grad_enabled()):
+    if torch.compiler.is_compiling() or (
+        not torch.is_grad_enabled() and held_width(x, src.shape[1]) == x.shape[1] // max(src.shape[1], 1)
+    ):
         atomics = not torch.are_deterministic_algorithms_enabled()
         given = dst, src, x, out, stats, grad, ctx.slope, ctx.dropout, seed, atomics
         found = run(_ops.attention_backward.default, *graph, *given)
@@ -59,10 +61,14 @@ def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tupl
     return *(t if need else None for t, need in zip(found, needs)), None, None, None, None
 
 
-def holds_a_head(x: Tensor, heads: int) -> bool:
-    """Whether a warp holds the features of one head (most_pair_features in plugin_src/pair_attention)."""
-    features, vector = x.shape[1] // heads, 16 // x.element_size()
-    return not x.is_cuda or features <= 32 * (1 if features % vector else vector)
+def held_width(x: Tensor, heads: int) -> int | None:
+    """The least number of features a head, from those that it has on, that a warp holds (most_pair_features in
+    plugin_src/pair_attention): more where these are no whole vectors. ``None`` if there is none."""
+    features, vector = x.shape[1] // max(heads, 1), 16 // x.element_size()
+    if not x.is_cuda or features <= 32:
+        return features
+    whole = -(-features // vector) * vector
+    return whole if whole <= 32 * vector else None
 
 
 def _composed(graph: Any, leaves: Any, needs: Any, grad: Tensor, slope: float, dropout: float, seed: Any) -> list[Any]:

@@ -55,6 +55,36 @@ def _close(found, expected, tolerance):
     return relative_error(found, expected) < tolerance or (found - expected).norm() < 10 * tolerance * (1 + expected.numel()) ** 0.5
 
 
+@pytest.mark.parametrize("heads, width", [(1, 47), (3, 41), (1, 121)])
+@pytest.mark.parametrize("score", [*SCORES, "additive"])
+def test_heads_of_no_whole_vectors(score, heads, width, device, monkeypatch):
+    """As of 47 classes: rows are widened for the kernels."""
+    if device.type == "cpu":  # where kernels take any width
+        monkeypatch.setattr(execute, "held_width", lambda x, heads: width + 3)
+    of = "dot" if score == "additive" else score
+    edge_index, graph, leaves = _inputs("random", of, heads, width, torch.float32, device)
+    gnnfast.clear_report()
+    if score == "additive":
+        made = (t.detach().view(-1, heads, width).sum(-1).requires_grad_() for t in leaves[:2])
+        leaves = [*made, leaves[2]]
+        found = execute.attention(graph, leaves[2], *leaves[:2], SLOPE["gatv2"], place="test")[0]
+        (j, i), (dst, src, x) = edge_index, [t.double() for t in leaves]
+        s = torch.nn.functional.leaky_relu(dst[i] + src[j], SLOPE["gatv2"])
+        share = (s - s.max().detach()).exp()
+        share = share / share.new_zeros(graph.num_dst, heads).index_add(0, i, share)[i]
+        messages = (share[:, :, None] * x[j].view(j.numel(), heads, width)).flatten(1)
+        expected = x.new_zeros(graph.num_dst, heads * width).index_add(0, i, messages)
+    else:
+        found = _run(graph, score, heads, leaves)
+        expected = _expected(edge_index, graph.num_dst, score, heads, [t.double() for t in leaves])
+    assert relative_error(found, expected) < 1e-5
+    kernels = {kernel for _, kernel, _ in gnnfast.report().kernels}
+    assert kernels == {"attention"} or (score == "additive" and device.type == "cpu")
+    seed = torch.randn_like(found)
+    for f, e in zip(torch.autograd.grad(found, leaves, seed), torch.autograd.grad(expected, leaves, seed.double())):
+        assert _close(f, e, 1e-4)
+
+
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("heads, width", SHAPES)
 @pytest.mark.parametrize("name", GRAPHS)
