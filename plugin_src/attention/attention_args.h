@@ -15,7 +15,7 @@
 //   to x[j]: sum over e of p * keep * g[i]
 // and the sum of the first over rows is that to dst[i]. Sums over whole rows would do without a product per edge, but lose
 // digits where features are large and coefficients near one.
-// Always deterministic. Rows without edges get 0. Rows whose scores are all -inf, or that hold +inf or NaN, are NaN, as in
+// Rows without edges get 0. Rows whose scores are all -inf, or that hold +inf or NaN, are NaN, as in
 // torch.softmax.
 #pragma once
 
