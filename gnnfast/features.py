@@ -24,11 +24,11 @@ from gnnfast.graph import Graph
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.reporting import measured, ran
 from gnnfast.stream import is_capturing
-from gnnfast.types import FEATURE_DTYPES
+from gnnfast.types import FEATURE_DTYPES, split
 from gnnfast.unsupported import CAPTURING, Unsupported
 
 if _native.cpu.loaded:
-    from gnnfast.ops.spmm import GRAPH_ARGS, SPMM, call
+    from gnnfast.ops.spmm import SPMM, call
     from gnnfast.ops.spmm_sparse_features import PRODUCT, SPARSE_FEATURES
 
 # Smaller features cost next to nothing dense. A GPU reads that many times as much in 20 us, less than it takes to look at them.
@@ -175,7 +175,8 @@ def multiply(features: Features, weight: Tensor, values: Tensor | None = None) -
         return call(SPMM, True, args, values, None, weight.t().contiguous(), False, None)
     csc = grad_enabled and weight.requires_grad
     product = features.product(csc, row_bytes, values)
-    return call(PRODUCT, csc, product[:GRAPH_ARGS], *product[GRAPH_ARGS:], weight)
+    matrix, operands = split(product)
+    return call(PRODUCT, csc, matrix, *operands, weight)
 
 
 # ---- constant dense features ---------------------------------------------------------------------------------------------------

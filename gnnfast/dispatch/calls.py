@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -11,7 +9,7 @@ from gnnfast import _native
 from gnnfast.graph import Graph
 from gnnfast.graph.plan import Tuned
 from gnnfast.reporting import ran
-from gnnfast.types import EXTREMA, REDUCTIONS, TIES
+from gnnfast.types import EXTREMA, REDUCTIONS, TIES, Matrix
 
 if _native.cpu.loaded:
     from gnnfast.ops.spmm import SPMM, SPMM_MAX, call
@@ -26,7 +24,7 @@ def count(graph: Graph, place: str, kernel: str, reason: str, x_bytes: int) -> N
 
 def arguments(
     graph: Graph, weight: Tensor | None, csc: bool, row_bytes: int = 0, tuned: Tuned | None = None, exact: bool = False
-) -> tuple[tuple[Any, ...], Tensor | None, Tensor | None]:
+) -> tuple[Matrix, Tensor | None, Tensor | None]:
     """The graph arguments of an op and its constant weight, in the slot orders of CSR and CSC where those are kept; else by edge
     ids and ``None``."""
     if weight is not None and not torch.compiler.is_compiling():

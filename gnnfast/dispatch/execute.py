@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.plan import Tuned
 from gnnfast.reporting import ran
 from gnnfast.stream import is_capturing
-from gnnfast.types import EXTREMA
+from gnnfast.types import EXTREMA, Matrix
 from gnnfast.unsupported import Unsupported
 
 if _native.cpu.loaded:
@@ -318,7 +318,7 @@ def _fuses(dropout: float, heads: int) -> bool:
     return not current.autotune and current.kernel in ("auto", "gar") and not _samples(current)
 
 
-def _prepare(graph: Graph, place: str, dropout: float, *operands: Tensor) -> tuple[tuple[Any, ...], bool, Tensor | None]:
+def _prepare(graph: Graph, place: str, dropout: float, *operands: Tensor) -> tuple[Matrix, bool, Tensor | None]:
     """The graph's arguments, whether a gradient is needed, and the seed of the dropout: one that torch's generator gives."""
     x = operands[0]
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in operands)

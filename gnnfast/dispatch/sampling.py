@@ -65,7 +65,7 @@ def run(
     if weight is not None and not (needs_grad and weight.requires_grad):
         in_slots = graph.slot_weights(weight, csc=False)
         if in_slots is not None:
-            args, weight = (*args[:2], None, *args[3:]), in_slots[0]
+            args, weight = args._replace(perm=None), in_slots[0]
     if how.strategy != "random":
         seed = 0
     elif seed is None:  # the generator of the CPU: nothing waits for the device

@@ -12,7 +12,7 @@ from gnnfast.cache import Held, keep_if_captured
 from gnnfast.graph import formats
 from gnnfast.graph.formats import NO_CSR
 from gnnfast.stream import is_capturing
-from gnnfast.types import STRATEGIES
+from gnnfast.types import STRATEGIES, Matrix
 
 if TYPE_CHECKING:
     from gnnfast.graph.graph import Graph
@@ -26,7 +26,7 @@ class Draws(Held):
     def __init__(self) -> None:
         super().__init__()
         self._sizes: dict[tuple[bool, int], tuple[int, int]] = {}
-        self._args: dict[tuple[bool, bool], tuple[Any, ...]] = {}
+        self._args: dict[tuple[bool, bool], Matrix] = {}
         self.drawn: OrderedDict[tuple[bool, int, int], tuple[Graph, Tensor]] = OrderedDict()
         self._asked: dict[tuple[bool, int, int], bool] = {}  # and whether there was memory
         self._captured: dict[Any, Any] = {}
@@ -41,7 +41,7 @@ class Draws(Held):
             self._sizes[key] = numbers[0], numbers[1]
         return self._sizes[key]
 
-    def args(self, graph: Graph, csc: bool) -> tuple[Any, ...]:
+    def args(self, graph: Graph, csc: bool) -> Matrix:
         """The graph arguments of the sampled ops (see :mod:`gnnfast.ops.spmm_sampled`), with ``csc`` those of a backward pass."""
         from gnnfast.ops.convert import inverse
 
@@ -58,7 +58,7 @@ class Draws(Held):
                     slots_t = slot if backward.perm is None else slot[backward.perm.long()]
                 other = (*other[:2], slots_t, *other[3:])
                 self.grew(slots_t.nbytes)
-            found = self._args[key] = (*forward.args, *other)
+            found = self._args[key] = Matrix(*forward.args, *other)
         if graph.is_cuda:
             keep_if_captured(found)
         return found

@@ -18,6 +18,7 @@ from gnnfast.graph.edge_values import EdgeValues
 from gnnfast.graph.formats import BY_DST, BY_SRC, NO_CSR, Csr
 from gnnfast.graph.plan import Plan, Tuned
 from gnnfast.stream import is_capturing
+from gnnfast.types import Matrix
 from gnnfast.unsupported import Unsupported
 
 MOST_TOGETHER = 1 << 22  # edges of which both formats are made at once, in the host's time for one; more take the device longer
@@ -331,10 +332,8 @@ class Graph:
                     edges.grew(exact.nbytes - csr.nbytes)
 
     # ---- what ops take ---------------------------------------------------------------------------------------------------
-    def args(
-        self, csc: bool, row_bytes: int = 0, permuted: bool = True, tuned: Tuned | None = None, exact: bool = False
-    ) -> tuple[Any, ...]:
-        """The graph arguments of the CSR ops (see :mod:`gnnfast.ops.spmm`): CSR and, with ``csc``, its transpose, for features of
+    def args(self, csc: bool, row_bytes: int = 0, permuted: bool = True, tuned: Tuned | None = None, exact: bool = False) -> Matrix:
+        """The graph arguments of the CSR ops: CSR and, with ``csc``, its transpose, for features of
         ``row_bytes`` a node. Without ``permuted``, weights are given in slot order and the perms are left out. ``tuned``: the
         schedule, and the slab of the forward pass; if not given, the schedule that the settings ask for. ``exact`` as
         :meth:`make_exact`."""
@@ -360,7 +359,7 @@ class Graph:
             if tuned.slab:
                 layout = made[0].layout
                 made[0] = made[0]._replace(layout=[*layout[:4], tuned.slab, *layout[5:]])
-            found = plan.args[key] = (*made[0].args, *(made[1].args if csc else NO_CSR))
+            found = plan.args[key] = Matrix(*made[0].args, *(made[1].args if csc else NO_CSR))
             if self.is_cuda and self.edges.converting is not None:
                 self._wait_on_stream()
         if self.is_cuda:  # these very arrays: the graph itself may go on to better ones

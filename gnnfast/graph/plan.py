@@ -14,6 +14,7 @@ from gnnfast.graph import locality
 from gnnfast.graph.formats import Csr, Exactly, schedule
 from gnnfast.reporting import scheduled
 from gnnfast.stream import is_capturing
+from gnnfast.types import Matrix
 
 # Aggregations from which a schedule of nothing but work is worth making: more than a model makes of a graph that is new in each
 # step.
@@ -53,7 +54,7 @@ class Plan(Held):
         self.locality: locality.Locality | Found | str | None = None
         self.schedules: dict[tuple[int, str], locality.Schedule] = {}
         self.tuned: dict[Hashable, Tuned] = {}
-        self.args: dict[Any, tuple[Any, ...]] = {}
+        self.args: dict[Any, Matrix] = {}
         self.exactly: dict[int, Exactly] = {}
 
     @property

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from gnnfast.ops.edge_softmax import EDGE_SOFTMAX
-from gnnfast.ops.spmm import GRAPH_ARGS, SPMM, Formula, call, register, rows_of, run
+from gnnfast.ops.spmm import SPMM, Formula, call, register, run
+from gnnfast.types import split
 
 _ops = torch.ops.gnnfast
 MOST_DROP_HEADS = 32  # kMostDropHeads in plugin_src/attention/random.h
@@ -21,15 +22,15 @@ MOST_DROP_HEADS = 32  # kMostDropHeads in plugin_src/attention/random.h
 
 @torch.library.register_fake("gnnfast::attention")
 def _(*args: Any) -> tuple[Tensor, Tensor]:
-    dst, _, x, *_, train = args[GRAPH_ARGS:]
+    graph, (dst, _, x, *_, train) = split(args)
     wide = torch.float64 if x.dtype is torch.float64 else torch.float32
-    return x.new_empty(rows_of(args), x.shape[1]), x.new_empty(rows_of(args) if train else 0, dst.shape[1], 4, dtype=wide)
+    return x.new_empty(graph.num_rows, x.shape[1]), x.new_empty(graph.num_rows if train else 0, dst.shape[1], 4, dtype=wide)
 
 
 # attention_backward(graph, dst, src, x, out, stats, grad [M, F], slope, dropout, seed, atomics) -> the gradients of dst, src and x
 @torch.library.register_fake("gnnfast::attention_backward")
 def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    dst, src, x = args[GRAPH_ARGS : GRAPH_ARGS + 3]
+    _, (dst, src, x, *_) = split(args)
     return torch.empty_like(dst), torch.empty_like(src), torch.empty_like(x)
 
 

@@ -12,21 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.ops.spmm import GRAPH_ARGS, Formula, edges, register, rows_of, run, swap
+from gnnfast.ops.spmm import Formula, edges, register, run
+from gnnfast.types import split
 
 _ops = torch.ops.gnnfast
 
 
 @torch.library.register_fake("gnnfast::edge_softmax")
 def _(*args: Any) -> Tensor:
-    ref = next(t for t in args[GRAPH_ARGS:] if isinstance(t, Tensor))
-    return ref.new_empty(args[1].shape[0], ref.shape[1])
+    graph, scores = split(args)
+    ref = next(t for t in scores if isinstance(t, Tensor))
+    return ref.new_empty(graph.num_slots, ref.shape[1])
 
 
 @torch.library.register_fake("gnnfast::edge_softmax_backward")
 def _(*args: Any) -> tuple[Tensor, Tensor]:
-    prob, sums = args[GRAPH_ARGS], args[-1]
-    return prob.new_empty(prob.shape), prob.new_empty(rows_of(args) if sums else 0, prob.shape[1])
+    graph, (prob, *_, sums) = split(args)
+    return prob.new_empty(prob.shape), prob.new_empty(graph.num_rows if sums else 0, prob.shape[1])
 
 
 def _keep(ctx: Any, needs: Any, prob: Tensor, score: Any, dst: Any, src: Any, slope: float) -> tuple[Any, ...]:
@@ -40,12 +42,12 @@ def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tupl
     to_dst = to_src = None
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         row, per_slot, per_edge = _composed(graph, prob, grad, raw, ctx.slope)
-        to_dst = per_slot.new_zeros(rows_of(graph), prob.shape[1]).index_add(0, row, per_slot) if needs[1] else None
+        to_dst = per_slot.new_zeros(graph.num_rows, prob.shape[1]).index_add(0, row, per_slot) if needs[1] else None
     else:
         per_edge, to_dst = run(_ops.edge_softmax_backward.default, *graph, prob, grad, *raw, ctx.slope, needs[1])
     if needs[2]:  # a sum over each column: the features are ones
-        ones = per_edge.new_ones(rows_of(graph), prob.shape[1])
-        to_src = run(_ops.spmm.default, *swap(graph), per_edge, None, ones, False)
+        ones = per_edge.new_ones(graph.num_rows, prob.shape[1])
+        to_src = run(_ops.spmm.default, *graph.transposed, per_edge, None, ones, False)
     return per_edge if needs[0] else None, to_dst if needs[1] else None, to_src, None
 
 
@@ -53,7 +55,7 @@ def _composed(graph: Any, prob: Tensor, grad: Tensor, raw: list[Tensor | None], 
     """The same with torch's ops, for a second derivative: the row of each slot, and the gradient by slot and by edge."""
     row, column, ids = edges(graph)
     p, g = prob[ids], grad[ids]
-    total = p.new_zeros(rows_of(graph), p.shape[1]).index_add(0, row, p * g)
+    total = p.new_zeros(graph.num_rows, p.shape[1]).index_add(0, row, p * g)
     found = p * (g - total[row])
     if slope != 1:
         score, dst, src = raw

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnfast.ops.spmm import GRAPH_ARGS, SPMM, apply_of, below_autograd, run
+from gnnfast.ops.spmm import SPMM, apply_of, below_autograd, run
 from gnnfast.ops.spmm_sparse_features import PRODUCT
-from gnnfast.types import REDUCTIONS
+from gnnfast.types import REDUCTIONS, Matrix, split
 
 _ops = torch.ops.gnnfast
 _SUM, _MEAN = REDUCTIONS["sum"], REDUCTIONS["mean"]
@@ -22,7 +22,7 @@ _SUM, _MEAN = REDUCTIONS["sum"], REDUCTIONS["mean"]
 class Formats(NamedTuple):
     """A over CSR: ``graph`` and the weights as SPMM takes them."""
 
-    graph: tuple[Any, ...]
+    graph: Matrix
     weight: Tensor | None
     weight_t: Tensor | None
     mean: bool
@@ -118,7 +118,7 @@ class Layer(torch.autograd.Function):
             if need_weight and ctx.product is None:
                 to_weight = hidden.t().mm(multiplied)
             elif need_weight:
-                to_weight = PRODUCT.backward(ctx, ctx.product[:GRAPH_ARGS], ctx.product[GRAPH_ARGS:], None, hidden)[2]
+                to_weight = PRODUCT.backward(ctx, *split(ctx.product), None, hidden)[2]
         elif not ctx.first:
             if need_x:
                 through = None if grad is None else grad.mm(lin_weight)

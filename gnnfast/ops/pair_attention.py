@@ -13,23 +13,24 @@ import torch
 from torch import Tensor
 
 from gnnfast.ops.attention import kept_scale
-from gnnfast.ops.spmm import GRAPH_ARGS, Formula, edges, register, rows_of, run
+from gnnfast.ops.spmm import Formula, edges, register, run
+from gnnfast.types import split
 
 _ops = torch.ops.gnnfast
 
 
 @torch.library.register_fake("gnnfast::pair_attention")
 def _(*args: Any) -> tuple[Tensor, Tensor]:
-    _, key, _, _, heads, *_, train = args[GRAPH_ARGS:]
+    graph, (_, key, _, _, heads, *_, train) = split(args)
     wide = torch.float64 if key.dtype is torch.float64 else torch.float32
-    return key.new_empty(rows_of(args), key.shape[1]), key.new_empty(rows_of(args) if train else 0, heads, 4, dtype=wide)
+    return key.new_empty(graph.num_rows, key.shape[1]), key.new_empty(graph.num_rows if train else 0, heads, 4, dtype=wide)
 
 
 # pair_attention_backward(graph, query, key, value, att, out, stats, grad [M, F], heads, slope, dropout, seed)
 #     -> the gradients of query, key and value, or rows whose sum is that of att
 @torch.library.register_fake("gnnfast::pair_attention_backward")
 def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    query, key, _, att = args[GRAPH_ARGS : GRAPH_ARGS + 4]
+    _, (query, key, _, att, *_) = split(args)
     third = torch.empty_like(key) if att is None else key.new_empty(query.shape[0] + key.shape[0], key.shape[1])
     return torch.empty_like(query), torch.empty_like(key), third
 
@@ -80,7 +81,7 @@ def _composed(graph: Any, leaves: Any, needs: Any, grad: Tensor, numbers: Any, s
     share = (score - most[row]).exp()
     share = share / share.new_zeros(query.shape[0], heads).index_add(0, row, share)[row]
     if seed is not None:
-        share = share * kept_scale(seed, graph[1].shape[0], share, dropout)[ids]
+        share = share * kept_scale(seed, graph.num_slots, share, dropout)[ids]
     messages = (k if value is None else value[column]).view(row.numel(), heads, key.shape[1] // heads) * share.unsqueeze(-1)
     out = query.new_zeros(query.shape[0], key.shape[1]).index_add(0, row, messages.flatten(1))
     wanted = [t for t, need in zip(leaves, needs) if need]

@@ -11,15 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.ops.spmm import GRAPH_ARGS, Formula, attained, edges, register, run, spread, swap
+from gnnfast.ops.spmm import Formula, attained, edges, register, run, spread
+from gnnfast.types import split
 
 _ops = torch.ops.gnnfast
 
 
 @torch.library.register_fake("gnnfast::sddmm")
 def _(*args: Any) -> Tensor:
-    col, a, heads = args[1], args[GRAPH_ARGS], args[GRAPH_ARGS + 2]
-    return a.new_empty(col.shape[0], heads)
+    graph, (a, _, heads, *_) = split(args)
+    return a.new_empty(graph.num_slots, heads)
 
 
 def _keep(ctx: Any, needs: Any, _: Any, a: Tensor, b: Tensor, heads: int, *rest: Any) -> tuple[Any, ...]:
@@ -36,7 +37,7 @@ def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tupl
         if need_a:
             grad_a = _ops.spmm(*graph, grad, None, b, False)
         if need_b:
-            grad_b = _ops.spmm(*swap(graph), grad, None, a, False)
+            grad_b = _ops.spmm(*graph.transposed, grad, None, a, False)
     else:  # second derivative of max and min
         row, column, ids = edges(graph)
         per_edge = spread(grad[ids], a.shape[1]) * attained(row, column, ids, weight, b, value, arg)

@@ -1,6 +1,6 @@
 """SpMM over CSR (GAR). Contract and citations: ``plugin_src/spmm/spmm_args.h``.
 
-Every op takes a matrix A and its transpose as two times ``rowptr, col, perm, schedule, layout``; a backward pass swaps them.
+The first arguments of an op, ``graph`` here, are those of a :class:`gnnfast.types.Matrix`; a backward pass transposes it.
 Letters in comments: N columns (sources), M rows (destinations), E edges, H heads, F features, H divides F.
 """
 
@@ -14,24 +14,16 @@ import torch
 from torch import Tensor
 
 from gnnfast.ops.convert import derived, inverse
+from gnnfast.types import Matrix, split
 
 _ops = torch.ops.gnnfast
-GRAPH_ARGS = 10
+GRAPH_ARGS = len(Matrix._fields)
 MANY_EDGES = 1 << 17  # kPermuteFirst in plugin_src/spmm/spmm_cuda.cu
-
-
-def swap(graph: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of A^T from those of A."""
-    return (*graph[5:], *graph[:5])
 
 
 def swap_weights(weight: Tensor | None, weight_t: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """The weights for A^T: the other slot order, or the same by edge ids."""
     return (weight, None) if weight_t is None else (weight_t, weight)
-
-
-def rows_of(graph: tuple[Any, ...]) -> int:
-    return graph[0].shape[0] - 1
 
 
 below_autograd: Callable[[], AbstractContextManager[None]] = getattr(torch._C, "_AutoDispatchBelowAutograd", nullcontext)
@@ -56,7 +48,7 @@ class Eager(torch.autograd.Function):
     of host time a call, as much as a whole layer on a small graph."""
 
     @staticmethod
-    def forward(ctx: Any, graph: tuple[Any, ...], formula: Formula, *inputs: Any) -> Any:
+    def forward(ctx: Any, graph: Matrix | tuple[()], formula: Formula, *inputs: Any) -> Any:
         ctx.graph, ctx.formula = graph, formula.backward  # the graph's arrays are ours and never change: no need to save them
         with below_autograd():
             output = formula.op(*graph, *inputs)
@@ -90,7 +82,8 @@ def register(formula: Formula, graph_args: int = GRAPH_ARGS) -> Formula:
 
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         s = ctx.saved_tensors
-        graph = tuple(t if other is None else other for t, other in zip(s, ctx.graph))
+        arrays = (t if other is None else other for t, other in zip(s, ctx.graph))
+        graph = Matrix(*arrays) if graph_args else ()
         needs = ctx.needs_input_grad[graph_args:]
         return *(None,) * graph_args, *formula.backward(ctx, graph, s[graph_args:], needs, *(grads[:1] if formula.hides else grads))
 
@@ -98,7 +91,7 @@ def register(formula: Formula, graph_args: int = GRAPH_ARGS) -> Formula:
     return formula
 
 
-def call(formula: Formula, needs_grad: bool, graph: tuple[Any, ...], *arguments: Any) -> Any:
+def call(formula: Formula, needs_grad: bool, graph: Matrix | tuple[()], *arguments: Any) -> Any:
     """Runs an op so that it can be differentiated if ``needs_grad``. Returns its result, or results."""
     if torch.compiler.is_compiling():
         output = formula.op(*graph, *arguments)
@@ -119,12 +112,12 @@ def run(op: Any, *arguments: Any) -> Any:
         return op(*arguments)
 
 
-def edges(graph: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
+def edges(graph: Matrix) -> tuple[Tensor, Tensor, Tensor]:
     """Row, column and user's edge id of each slot that is not left out, as int64."""
-    rowptr, col, perm, _, layout = graph[:5]
+    rowptr, col, perm, _, layout, *_ = graph
     some = len(layout) > 5 and layout[5] and type(rowptr) is Tensor and not torch.compiler.is_compiling()
     size = int(rowptr[-1]) if some else col.numel()
-    row = torch.repeat_interleave(torch.arange(rows_of(graph), device=col.device), rowptr.diff().long(), output_size=size)
+    row = torch.repeat_interleave(torch.arange(graph.num_rows, device=col.device), rowptr.diff().long(), output_size=size)
     return row, col[:size].long(), torch.arange(size, device=col.device) if perm is None else perm[:size].long()
 
 
@@ -143,9 +136,9 @@ def over_degree(rowptr: Tensor, grad: Tensor) -> Tensor:
 LONG_ROW = 1024
 
 
-def _has_long_rows(graph: tuple[Any, ...]) -> bool:
+def _has_long_rows(graph: Matrix) -> bool:
     """Whether float16 cannot hold what a mean leaves of a gradient: some row has more than about 1,000 edges."""
-    rowptr, layout = graph[0], graph[4]
+    rowptr, layout = graph.rowptr, graph.layout
     if layout:
         return layout[1] > 0  # pieces of rows that are longer than a block takes, which is at least LONG_ROW
     if type(rowptr) is not Tensor or torch.compiler.is_compiling() or not rowptr.numel() > 1:
@@ -175,8 +168,8 @@ def wide_means(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[.
 
 @torch.library.register_fake("gnnfast::spmm")
 def _(*args: Any) -> Tensor:
-    x = args[GRAPH_ARGS + 2]
-    return x.new_empty(rows_of(args), x.shape[1])
+    graph, (_, _, x, *_) = split(args)
+    return x.new_empty(graph.num_rows, x.shape[1])
 
 
 def _spmm_keep(ctx: Any, needs: Any, _: Any, weight: Any, weight_t: Any, x: Tensor, mean: bool, scale: Any) -> tuple[Any, ...]:
@@ -192,12 +185,12 @@ def _spmm_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) ->
     if scale is not None:
         grad = grad * scale.to(grad.dtype).unsqueeze(1)
     if ctx.mean:
-        grad = over_degree(graph[0], grad)
+        grad = over_degree(graph.rowptr, grad)
     grad_x = grad_weight = None
     if need_x and need_weight:
-        grad_x, grad_weight = run(_ops.spmm_backward.default, *swap(graph), weight, x, grad, _inverse(graph[7]))
+        grad_x, grad_weight = run(_ops.spmm_backward.default, *graph.transposed, weight, x, grad, _inverse(graph.perm_t))
     elif need_x:
-        grad_x = run(_ops.spmm.default, *swap(graph), *swap_weights(weight, weight_t), grad, False)
+        grad_x = run(_ops.spmm.default, *graph.transposed, *swap_weights(weight, weight_t), grad, False)
     elif need_weight:
         heads = ctx.weight_shape[1] if len(ctx.weight_shape) == 2 else 1
         grad_weight = run(_ops.sddmm.default, *graph, grad, x, heads).view(ctx.weight_shape)
@@ -224,8 +217,8 @@ SPMM = register(Formula(_ops.spmm.default, _spmm_keep, _spmm_backward))
 
 @torch.library.register_fake("gnnfast::spmm_backward")
 def _(*args: Any) -> tuple[Tensor, Tensor]:
-    weight, _, grad = args[GRAPH_ARGS : GRAPH_ARGS + 3]
-    return grad.new_empty(rows_of(args), grad.shape[1]), torch.empty_like(weight, memory_format=torch.contiguous_format)
+    graph, (weight, _, grad, *_) = split(args)
+    return grad.new_empty(graph.num_rows, grad.shape[1]), torch.empty_like(weight, memory_format=torch.contiguous_format)
 
 
 def _backward_keep(ctx: Any, needs: Any, _: Any, weight: Tensor, x: Tensor, grad: Tensor, inverse: Any) -> tuple[Any, ...]:
@@ -242,7 +235,9 @@ def _backward_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad_out: Te
     if need_x:
         to_x = _ops.spmm(*graph, grad_dot, None, grad, False)
     if need_grad:
-        to_grad = _ops.spmm(*swap(graph), weight, None, grad_out, False) + _ops.spmm(*swap(graph), grad_dot, None, x, False)
+        to_grad = _ops.spmm(*graph.transposed, weight, None, grad_out, False) + _ops.spmm(
+            *graph.transposed, grad_dot, None, x, False
+        )
     return to_weight, to_x, to_grad, None
 
 
@@ -257,8 +252,8 @@ FIRST, EVEN, SCATTER = 1, 2, 3
 
 @torch.library.register_fake("gnnfast::spmm_max")
 def _(*args: Any) -> tuple[Tensor, Tensor]:
-    x, _, ties, _ = args[-4:]
-    rows = rows_of(args)
+    graph, (_, x, _, ties, _) = split(args)
+    rows = graph.num_rows
     return x.new_empty(rows, x.shape[1]), x.new_empty(rows if ties else 0, x.shape[1], dtype=torch.int32)
 
 
@@ -279,7 +274,7 @@ def _max_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> 
     if needs[0]:
         grad_weight = run(_ops.sddmm.default, *graph, grad, x, heads_of(weight), weight, out, aux).view_as(weight)
     if needs[1]:
-        grad_x = run(_ops.spmm_where.default, *swap(graph), weight, x, grad, out, aux)
+        grad_x = run(_ops.spmm_where.default, *graph.transposed, weight, x, grad, out, aux)
     return grad_weight, grad_x, None, None, None
 
 
@@ -311,8 +306,8 @@ def spread(per_head: Tensor, width: int) -> Tensor:
 
 @torch.library.register_fake("gnnfast::spmm_where")
 def _(*args: Any) -> Tensor:
-    grad = args[-3]
-    return grad.new_empty(rows_of(args), grad.shape[1])
+    graph, (_, _, grad, *_) = split(args)
+    return grad.new_empty(graph.num_rows, grad.shape[1])
 
 
 def _where_keep(ctx: Any, needs: Any, _: Any, *inputs: Any) -> tuple[Any, ...]:
@@ -328,7 +323,7 @@ def _where_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad_out: Tenso
     if needs[0]:
         heads = heads_of(weight)
         per_edge = (back * grad[row]).view(ids.numel(), heads, back.shape[1] // heads).sum(-1)
-        to_weight = torch.zeros_like(per_edge).index_copy(0, ids, per_edge).view_as(weight)
+        to_weight = per_edge.new_zeros(graph.num_slots, heads).index_copy(0, ids, per_edge).view_as(weight)
     if needs[2]:
         if weight is not None:
             back = back * spread(weight[ids], back.shape[1])

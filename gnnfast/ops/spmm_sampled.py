@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.ops.spmm import GRAPH_ARGS, Formula, heads_of, register, run
-from gnnfast.types import STRATEGIES
+from gnnfast.ops.spmm import Formula, heads_of, register, run
+from gnnfast.types import STRATEGIES, split
 
 _ops = torch.ops.gnnfast
 RANDOM = STRATEGIES["random"]
@@ -35,8 +35,8 @@ def scale(rowptr: Tensor, width: int, mean: bool, rescale: bool, like: Tensor) -
 
 @torch.library.register_fake("gnnfast::spmm_sampled")
 def _(*args: Any) -> Tensor:
-    x, transposed = args[GRAPH_ARGS + 2], args[-1]
-    return x.new_empty(args[5 if transposed else 0].shape[0] - 1, x.shape[1])
+    graph, (_, _, x, *_, transposed) = split(args)
+    return x.new_empty((graph.transposed if transposed else graph).num_rows, x.shape[1])
 
 
 def _keep(ctx: Any, needs: Any, _: Any, order: Any, weight: Any, x: Tensor, *how: Any) -> tuple[Any, ...]:
@@ -50,7 +50,7 @@ def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tupl
     if strategy != RANDOM:
         raise RuntimeError("gnnfast: spmm_sampled has a gradient for the random strategy alone")
     if not ctx.transposed and (ctx.mean or ctx.rescale):
-        grad = (grad * scale(graph[0], width, ctx.mean, ctx.rescale, grad)).to(grad.dtype)
+        grad = (grad * scale(graph.rowptr, width, ctx.mean, ctx.rescale, grad)).to(grad.dtype)
     grad_weight = grad_x = None
     if needs[1]:
         at_rows, at_columns = (x, grad) if ctx.transposed else (grad, x)
@@ -77,8 +77,8 @@ def _(rowptr: Tensor, rowptr_drawn: Tensor, num_draws: int, *_: Any) -> Tensor:
 
 @torch.library.register_fake("gnnfast::sddmm_sampled")
 def _(*args: Any) -> Tensor:
-    col, a, heads = args[1], args[GRAPH_ARGS], args[GRAPH_ARGS + 2]
-    return a.new_empty(col.shape[0], heads)
+    graph, (a, _, heads, *_) = split(args)
+    return a.new_empty(graph.num_slots, heads)
 
 
 def _dot_keep(ctx: Any, needs: Any, _: Any, a: Tensor, b: Tensor, heads: int, *draw: Any) -> tuple[Any, ...]:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.ops.spmm import GRAPH_ARGS, Formula, over_degree, register, rows_of, run, swap, swap_weights, wide_means
+from gnnfast.ops.spmm import Formula, over_degree, register, run, swap_weights, wide_means
+from gnnfast.types import split
 
 _ops = torch.ops.gnnfast
 
@@ -20,7 +21,8 @@ _ops = torch.ops.gnnfast
 
 @torch.library.register_fake("gnnfast::spmm_sparse_features")
 def _(*args: Any) -> Tensor:
-    return args[GRAPH_ARGS + 3].new_empty(rows_of(args), args[GRAPH_ARGS + 4])
+    graph, (_, _, _, xval, width, _) = split(args)
+    return xval.new_empty(graph.num_rows, width)
 
 
 def _keep(ctx: Any, needs: Any, _: Any, weight: Any, *features: Any) -> tuple[Any, ...]:
@@ -38,13 +40,13 @@ def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tupl
     weight, xrowptr, xcol, xval = kept
     need_weight, _, _, need_values = needs[:4]
     if ctx.mean:
-        grad = over_degree(graph[0], grad)
+        grad = over_degree(graph.rowptr, grad)
     to_weight = None
     if need_weight:
         to_weight = _ops.spmm_sparse_features_edges(*graph, xrowptr, xcol, xval, grad)
         ones = grad.new_ones(xrowptr.shape[0] - 1, 1)
         to_weight = to_weight + _ops.sddmm(*graph, _not_finite(grad, 1).unsqueeze(1), ones, 1).squeeze(1)
-    to_values = _ops.spmm_sparse_features_values(*swap(graph), weight, xrowptr, xcol, grad) if need_values else None
+    to_values = _ops.spmm_sparse_features_values(*graph.transposed, weight, xrowptr, xcol, grad) if need_values else None
     return to_weight, None, None, to_values, None, None
 
 
@@ -56,7 +58,7 @@ SPARSE_FEATURES = register(Formula(_ops.spmm_sparse_features.default, _keep, _ba
 
 @torch.library.register_fake("gnnfast::spmm_sparse_features_values")
 def _(*args: Any) -> Tensor:
-    xcol, grad = args[GRAPH_ARGS + 2 :]
+    _, (_, _, xcol, grad) = split(args)
     return grad.new_empty(xcol.shape[0])
 
 
@@ -67,7 +69,7 @@ def _keep_all(ctx: Any, needs: Any, _: Any, *inputs: Any) -> tuple[Any, ...]:
 
 def _values_backward(ctx: Any, transposed: Any, kept: Any, needs: Any, values: Tensor) -> tuple[Any, ...]:
     weight, xrowptr, xcol, grad = kept
-    graph = swap(transposed)
+    graph = transposed.transposed
     need_weight, _, _, need_grad = needs
     to_weight = _ops.spmm_sparse_features_edges(*graph, xrowptr, xcol, values, grad) if need_weight else None
     to_grad = _ops.spmm_sparse_features(*graph, weight, xrowptr, xcol, values, ctx.width, False) if need_grad else None
@@ -82,13 +84,14 @@ register(Formula(_ops.spmm_sparse_features_values.default, _keep_all, _values_ba
 
 @torch.library.register_fake("gnnfast::spmm_sparse_features_edges")
 def _(*args: Any) -> Tensor:
-    return args[-1].new_empty(args[1].shape[0])
+    graph, (*_, grad) = split(args)
+    return grad.new_empty(graph.num_slots)
 
 
 def _edges_backward(ctx: Any, graph: Any, kept: Any, needs: Any, weight: Tensor) -> tuple[Any, ...]:
     xrowptr, xcol, xval, grad = kept
     _, _, need_values, need_grad = needs
-    to_values = _ops.spmm_sparse_features_values(*swap(graph), weight, xrowptr, xcol, grad) if need_values else None
+    to_values = _ops.spmm_sparse_features_values(*graph.transposed, weight, xrowptr, xcol, grad) if need_values else None
     to_grad = _ops.spmm_sparse_features(*graph, weight, xrowptr, xcol, xval, ctx.width, False) if need_grad else None
     return None, None, to_values, to_grad
 
@@ -113,7 +116,7 @@ def _product_keep(ctx: Any, needs: Any, _: Any, values: Tensor, values_t: Any, w
 
 def _product_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tuple[Any, ...]:
     values, values_t = kept
-    out = run(_ops.spmm.default, *swap(graph), *swap_weights(values, values_t), grad, False)
+    out = run(_ops.spmm.default, *graph.transposed, *swap_weights(values, values_t), grad, False)
     return None, None, out.t().contiguous().add_(_not_finite(grad, 0).unsqueeze(1))
 
 
