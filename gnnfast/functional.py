@@ -224,7 +224,7 @@ def attention(
     r"""Attention over the in-neighbours of each node, per head:
     :math:`y_i = \sum_{e: j \to i} p_e \, v_j` with :math:`p_e` the softmax of scores :math:`s_e` over the in-edges of :math:`i`.
     Nothing exists per edge (online softmax: Milakov and Gimelshein, 2018; coefficients are computed again backward, as in
-    FlashAttention, Dao et al., 2022), but coefficients ``[E, H]`` where ``"additive"`` is trained or on a CPU. Differentiable
+    FlashAttention, Dao et al., 2022), but coefficients ``[E, H]`` of ``"additive"`` on a CPU. Differentiable
     twice. Nodes without in-edges get 0.
 
     Args:
@@ -298,7 +298,7 @@ def _gatv2_in_parts(graph: Graph, dst: Tensor, src: Tensor, att: Tensor, slope: 
 
     row, column, of_slot = edges(graph.args(csc=False))
     by_slot = (torch.nn.functional.leaky_relu(dst[row] + src[column], slope) * att).sum(-1)
-    score = torch.zeros_like(by_slot).index_copy(0, of_slot, by_slot)
+    score = by_slot.new_zeros(graph.num_edges, by_slot.shape[1]).index_copy(0, of_slot, by_slot)
     alpha = execute.softmax(graph, score, place="gnnfast.attention")
     alpha = torch.nn.functional.dropout(alpha, p=dropout, training=True) if dropout else alpha
     return execute.aggregate(graph, src.flatten(1), alpha, "sum", place="gnnfast.attention")

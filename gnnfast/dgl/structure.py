@@ -63,8 +63,9 @@ class Known:
 
     def reverse(self) -> Known:
         self.shared_key()
-        other = Known()
-        other.__dict__.update(self.__dict__, flipped=not self.flipped, num_src=self.num_dst, num_dst=self.num_src)
+        other, own = Known(), dict(self.__dict__)  # at once: another thread may be about to size it
+        sizes = {"num_src": own.get("num_dst", -1), "num_dst": own.get("num_src", -1)}
+        other.__dict__.update(own, flipped=not own.get("flipped", False), **sizes)
         return other
 
 

@@ -57,7 +57,7 @@ def aggregate(
     weight_grad = grad_enabled and weight is not None and weight.requires_grad
     needs_grad = weight_grad or (grad_enabled and x.requires_grad)
     if torch.compiler.is_compiling():  # compiled code holds one kernel, and is exact
-        if not graph.has(needs_grad) and graph.edges.coo is not None and not (needs_grad and reduce in EXTREMA):
+        if not graph.has(needs_grad) and graph.edges.coo is not None and not (reduce in EXTREMA and (needs_grad or empty)):
             return over_coo(graph, x, weight, reduce, needs_grad)
         return over_formats(graph, x, weight, reduce, ties, empty, needs_grad, weight_grad, None)
     current = settings()
@@ -72,6 +72,8 @@ def aggregate(
             return compressed
     extremum, tuned = reduce in EXTREMA, None
     choice = choose(graph, x.shape[1], x.element_size(), reduce, needs_grad, current)
+    if empty and choice.kernel == "gas":
+        choice = Choice("gar", "rows without edges hold what only CSR tells")
     if copies and (weight_grad or (needs_grad and extremum)):
         if weight_grad and weight is not None and not x.requires_grad and extremum:
             weight = weight.clone()
@@ -91,7 +93,7 @@ def aggregate(
                     return over_coo(graph, x, weight, reduce, needs_grad)
                 return over_formats(graph, x, weight, reduce, ties, empty, needs_grad, weight_grad, option)
 
-            tuned = _tuned(graph, x, weight, reduce, needs_grad, kernel, run)
+            tuned = _tuned(graph, x, weight, reduce, needs_grad or empty != 0, kernel, run)
         if tuned is not None:
             kernel = tuned.kernel
             reason = f"the fastest of those timed: schedule {tuned.schedule}, slab {tuned.slab or 'auto'}"
@@ -340,14 +342,14 @@ def _tuned(
     x: Tensor,
     weight: Tensor | None,
     reduce: str,
-    needs_grad: bool,
+    needs_csr: bool,
     chosen: str,
     run: Callable[[Tuned], Tensor],
 ) -> Tuned | None:
     """The fastest way to ``run`` this aggregation; timed if it is the first of its kind."""
     current, deterministic = settings(), torch.are_deterministic_algorithms_enabled()
     # GAS competes only where the selector was free to choose and nothing needs CSR in a backward pass.
-    free = current.kernel == "auto" and graph.edges.coo is not None and not needs_grad and not deterministic
+    free = current.kernel == "auto" and graph.edges.coo is not None and not needs_csr and not deterministic
     kernels = ("gas", "gar") if free else (chosen,)
     row_bytes = x.shape[1] * x.element_size()
     options = autotune.candidates(graph, row_bytes, kernels, current.schedule, deterministic)

@@ -18,7 +18,7 @@ class Csr(NamedTuple):
     ``rowptr [rows + 1]``; ``col [num_edges]``; ``perm [num_edges]`` maps a slot to the user's edge id (``None``: they are equal);
     ``schedule [items, 4]`` lists the work of the CUDA kernels and ``layout`` the sizes of its sections (see
     ``plugin_src/graph/schedule.h``; ``None`` and empty on CPU). ``exact``: the host knows the sizes, not only how large they can
-    be.
+    be. ``leaves_out``: the slots of some edge ids lie behind those of all rows, for as long as the format exists.
     """
 
     rowptr: Tensor
@@ -27,6 +27,12 @@ class Csr(NamedTuple):
     schedule: Tensor | None
     layout: list[int]
     exact: bool = True
+    leaves_out: bool = False
+
+    def scheduled(self, items: Tensor, layout: list[int]) -> Csr:
+        """The same with another schedule, an exact one."""
+        # As of a schedule whose sizes only the device knows: what is written by edge id is then zero where nobody writes.
+        return self._replace(schedule=items, layout=[*layout, 0, 1] if self.leaves_out else layout, exact=True)
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -71,7 +77,7 @@ def on_cuda(row: Tensor, column: Tensor, num_rows: int, num_cols: int, loops: bo
 
     def side(first: int, rows: int) -> Csr:
         (rowptr, col, perm, items), layout = arrays[first : first + 4], known[first : first + 4]
-        return Csr(rowptr, col, perm, items, [*layout, 0, 1] if rows else layout, exact=not rows)
+        return Csr(rowptr, col, perm, items, [*layout, 0, 1] if rows else layout, exact=not rows, leaves_out=loops)
 
     return (side(0, num_rows), side(4, num_cols)) if both else (side(0, num_rows),)
 
@@ -101,7 +107,7 @@ class Exactly:
         """The exact format. Waits for the device if it is not done."""
         self._end.synchronize()
         *layout, in_order = self._numbers.tolist()
-        return Csr(self.csr.rowptr, self.csr.col, None if in_order else self.csr.perm, self._items, layout)
+        return self.csr._replace(perm=None if in_order else self.csr.perm).scheduled(self._items, layout)
 
 
 def transposed(csr: Csr, num_cols: int) -> Csr:
@@ -115,7 +121,8 @@ def transposed(csr: Csr, num_cols: int) -> Csr:
 
 
 def schedule(rowptr: Tensor, num_edges: int, order: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The work items of a CSR matrix with its rows in ``order`` (int32; id order if not given), and the layout on the device."""
+    """The work items of a CSR matrix with its rows in ``order`` (int32; id order if not given), and the layout on the device, which
+    the last of the items holds too."""
     return torch.ops.gnnfast.schedule(rowptr, order, num_edges)  # type: ignore[no-any-return]
 
 

@@ -107,7 +107,7 @@ class Plan(Held):
                 items, layout = schedule(csr.rowptr, num_edges, order)
                 found = self.schedules[side, kind] = locality.Schedule(items, layout.tolist())
             self.grew(items.nbytes)
-        return csr._replace(schedule=found.items, layout=found.layout, exact=True)
+        return csr.scheduled(found.items, found.layout)
 
     def set_order(self, order: Tensor) -> None:
         self.grew(order.nbytes - nbytes_of(self.order))

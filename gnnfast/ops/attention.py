@@ -31,7 +31,7 @@ def _(*args: Any) -> tuple[Tensor, Tensor]:
 @torch.library.register_fake("gnnfast::attention_backward")
 def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     _, (dst, src, x, *_) = split(args)
-    return torch.empty_like(dst), torch.empty_like(src), torch.empty_like(x)
+    return dst.new_empty(dst.shape), src.new_empty(src.shape), x.new_empty(x.shape)
 
 
 @torch.library.register_fake("gnnfast::attention_keep")
@@ -59,6 +59,8 @@ def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tupl
     else:
         with torch.enable_grad():
             found = _composed(graph, (dst, src, x), needs, grad, ctx.slope, ctx.dropout, seed)
+        if not torch.is_grad_enabled():
+            found = [None if t is None else t.detach() for t in found]
     return *(t if need else None for t, need in zip(found, needs)), None, None, None, None
 
 

@@ -31,8 +31,8 @@ def _(*args: Any) -> tuple[Tensor, Tensor]:
 @torch.library.register_fake("gnnfast::pair_attention_backward")
 def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     _, (query, key, _, att, *_) = split(args)
-    third = torch.empty_like(key) if att is None else key.new_empty(query.shape[0] + key.shape[0], key.shape[1])
-    return torch.empty_like(query), torch.empty_like(key), third
+    rows = key.shape[0] if att is None else query.shape[0] + key.shape[0]
+    return query.new_empty(query.shape), key.new_empty(key.shape), key.new_empty(rows, key.shape[1])
 
 
 def _keep(

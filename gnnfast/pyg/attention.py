@@ -144,7 +144,9 @@ def _graph(module: Any, pair: tuple[Tensor, Tensor], edge_index: Tensor, weights
     if not getattr(module, "add_self_loops", False):
         return graph_of(edge_index, num_src, num_dst, True), edge_index
     nodes = min(num_src, num_dst)
-    listed = weights or not edge_index.is_cuda or (_dropout(module) and settings().dropout == "framework")
+    current = settings()
+    listed = weights or not edge_index.is_cuda or (_dropout(module) and current.dropout == "framework")
+    listed = listed or current.sample != "off" or current.kernel == "sampled"  # whose kernels take no format that leaves edges out
     key: tuple[Any, ...] = ("self loops", nodes) if listed else ("a loop at each node", num_src, num_dst)
     made: Any = with_self_loops if listed else Graph.with_loops
     if guards.capturing(edge_index.device):

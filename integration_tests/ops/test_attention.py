@@ -233,6 +233,32 @@ def test_opcheck(train, dropout, device):
     torch.library.opcheck(_ops.attention_keep.default, (torch.tensor([3], device=device), 7, 2, dropout))
 
 
+def test_compiled_with_scores_in_another_order(device):
+    """What is compiled reckons with the strides that kernels give."""
+    _, graph, (dst, src, x) = _inputs("random", 2, 8, torch.float32, device)
+    dst, src = (t.detach().t().contiguous().t().requires_grad_() for t in (dst, src))
+    _, stats = _ops.attention(*graph.args(csc=True), dst, src, x, SLOPE, 0.0, None, True)
+    given = dst.detach(), src.detach(), x.detach(), x.new_zeros(graph.num_dst, 16), stats, x.new_ones(graph.num_dst, 16)
+    torch.library.opcheck(_ops.attention_backward.default, (*graph.args(csc=True), *given, SLOPE, 0.0, None, False))
+
+
+def test_operands_at_any_address(device):
+    """A view that begins at no multiple of 16 bytes."""
+    edge_index, graph, leaves = _inputs("random", 1, 64, torch.float32, device)
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    expected = torch.autograd.grad(_expected(edge_index, graph.num_dst, *exact, SLOPE).sin().sum(), exact)
+    moved = [torch.cat([t.new_zeros(1), t.detach().flatten()])[1:].view_as(t).requires_grad_() for t in leaves]
+    found = execute.fused_attention(graph, moved[2], *moved[:2], SLOPE, place="test")
+    for f, e in zip(torch.autograd.grad(found.sin().sum(), moved), expected):
+        assert _close(f, e, 1e-4)
+    query, key, value = (torch.randn(n * 64 + 1, device=device)[1:].view(n, 64) for n in (graph.num_dst, *[graph.num_src] * 2))
+    for out in (
+        execute.dot_attention(graph, query, key, value, 1, 0.1, place="test")[0],
+        execute.gatv2_attention(graph, query, key, torch.ones(65, device=device)[1:], 1, SLOPE, place="test"),
+    ):
+        assert out is not None and out.isfinite().all()
+
+
 def test_arguments_that_do_not_fit(device):
     _, graph, leaves = _inputs("random", 2, 8, torch.float32, device)
     dst, src, x = (t.detach() for t in leaves)

@@ -185,6 +185,21 @@ def test_small_graphs_are_left_to_dgl_where_it_is_faster(monkeypatch, grads):
         dgl.ops.copy_u_sum(make(), x)
 
 
+@pytest.mark.parametrize("converting", [0, 1e9])  # never over COO, and always
+def test_extrema_of_nodes_without_edges(converting, monkeypatch):
+    """Infinite, whichever format they are made of and however often a graph was used."""
+    monkeypatch.setattr("gnnfast.dispatch.select.CONVERT_ON_CPU", converting)
+    g, x, weight = dgl.graph((torch.tensor([0, 1, 2]), torch.tensor([1, 1, 0])), num_nodes=4), torch.randn(4, 2), torch.rand(3, 1)
+    for name, operands in (("copy_u_max", (x,)), ("copy_u_min", (x,)), ("u_mul_e_max", (x, weight))):
+        op = getattr(dgl.ops, name)
+        expected = without(lambda op=op, operands=operands: op(g, *operands))
+        assert expected.isinf().any()
+        for _ in range(3):
+            assert torch.equal(op(g, *operands), expected)
+        with gnnfast.override(kernel="gas"):
+            assert torch.equal(op(g, *operands), expected)
+
+
 def test_what_is_left_to_dgl_depends_on_sizes(monkeypatch):
     monkeypatch.setattr("gnnfast.dgl.backend.FEW_EDGES", FEW_EDGES)
     monkeypatch.setattr("gnnfast.dgl.backend.MANY_A_NODE", 16)

@@ -5,9 +5,9 @@
 //
 //   order [num_rows] int32 (optional): the rows in launch order; id order without it.
 //
-// Returns items [num_rows + E / longest, 4] int32, of which the first layout[0] are used, and layout [4] int64 on the device:
-// items, pieces, items for a block, items for a warp. coo_to_formats (convert.h) makes schedules of which nobody waits to hear
-// how long they are.
+// Returns items [num_rows + E / longest + 1, 4] int32, of which the first layout[0] are used, and layout [4] int64 on the
+// device: items, pieces, items for a block, items for a warp; the last item holds it once more. coo_to_formats (convert.h)
+// makes schedules of which nobody waits to hear how long they are.
 #pragma once
 
 #include "common/csr.h"

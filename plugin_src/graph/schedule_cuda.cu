@@ -157,12 +157,12 @@ std::tuple<Tensor, Tensor> schedule(const Tensor& rowptr, const OptTensor& order
   job.order = check_index("order", order, rowptr);
   if (order) check_size("order", *order, 0, job.num_rows);
   const Launch launch(rowptr);
-  Tensor items = make_empty(rowptr, {job.most_items(), 4}, ScalarType::Int);
+  Tensor items = make_empty(rowptr, {job.most_items() + 1, 4}, ScalarType::Int);
   Tensor layout = torch::stable::new_zeros(rowptr, {4}, ScalarType::Long);
-  Tensor counts = make_empty(rowptr, {job.num_windows() + 1, 4}, ScalarType::Int);
-  job.windows = reinterpret_cast<Counts*>(counts.mutable_data_ptr<int32_t>());
-  job.counts = reinterpret_cast<int4*>(job.windows + job.num_windows());
+  Tensor windows = make_empty(rowptr, {job.num_windows(), 4}, ScalarType::Int);
+  job.windows = reinterpret_cast<Counts*>(windows.mutable_data_ptr<int32_t>());
   job.items = reinterpret_cast<int4*>(items.mutable_data_ptr<int32_t>());
+  job.counts = job.items + job.most_items();
   job.layout = layout.mutable_data_ptr<int64_t>();
   launch_schedules({{job}}, 1, launch.stream);
   return {items, layout};

@@ -8,12 +8,18 @@
 
 namespace gnnfast {
 
+// On CUDA a lane loads 16 bytes: else a warp might not hold a head.
+inline Tensor aligned(const Tensor& t) {
+  const bool fits = !t.is_cuda() || reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
+  return fits ? t : torch::stable::clone(t);
+}
+
 inline Tensor check_rows(const char* name, const Tensor& t, int64_t rows, const Tensor& key) {
   check_dtype(name, t, key.scalar_type());
   check_same_device(name, t, key);
   Tensor found = check_features(name, t, rows);
   check_size(name, found, 1, key.size(1));
-  return found;
+  return aligned(found);
 }
 
 // Sets what all passes have in common.
@@ -48,10 +54,11 @@ PairArgs pair_args(const Tensor& key, int64_t heads, const OptTensor& att, doubl
 // products.
 template <class Device>
 std::tuple<Tensor, Tensor> pair_attention(GNNFAST_GRAPH_PARAMS, const Tensor& query_, const Tensor& key_,
-                                          const OptTensor& value_, const OptTensor& att, int64_t heads, double slope,
+                                          const OptTensor& value_, const OptTensor& att_, int64_t heads, double slope,
                                           double dropout, const OptTensor& seed, bool train) {
-  const Tensor key = check_features("key", key_, -1), query = check_rows("query", query_, rowptr.numel() - 1, key);
-  GNNFAST_CHECK(att.has_value() != value_.has_value(), "exactly one of att and value is needed");
+  const Tensor key = aligned(check_features("key", key_, -1)), query = check_rows("query", query_, rowptr.numel() - 1, key);
+  GNNFAST_CHECK(att_.has_value() != value_.has_value(), "exactly one of att and value is needed");
+  const OptTensor att = att_ ? OptTensor(aligned(*att_)) : att_;
   const Tensor value = value_ ? check_rows("value", *value_, key.size(0), key) : key;
   PairArgs args = pair_args<Device>(key, heads, att, slope, dropout, seed);
   args.a = check_csr(rowptr, col, perm, schedule, layout, key);
@@ -71,13 +78,14 @@ std::tuple<Tensor, Tensor> pair_attention(GNNFAST_GRAPH_PARAMS, const Tensor& qu
 // first matrix is that of the forward pass, the second its transpose.
 template <class Device>
 std::tuple<Tensor, Tensor, Tensor> pair_attention_backward(GNNFAST_BOTH_PARAMS, const Tensor& query_, const Tensor& key_,
-                                                           const OptTensor& value_, const OptTensor& att, const Tensor& out_,
+                                                           const OptTensor& value_, const OptTensor& att_, const Tensor& out_,
                                                            const Tensor& stats, const Tensor& grad_, int64_t heads,
                                                            double slope, double dropout, const OptTensor& seed) {
-  const Tensor key = check_features("key", key_, rowptr_t.numel() - 1);
+  const Tensor key = aligned(check_features("key", key_, rowptr_t.numel() - 1));
   const Tensor query = check_rows("query", query_, rowptr.numel() - 1, key),
                grad = check_rows("grad", grad_, query.size(0), key), out = check_rows("out", out_, query.size(0), key);
-  GNNFAST_CHECK(att.has_value() != value_.has_value(), "exactly one of att and value is needed");
+  GNNFAST_CHECK(att_.has_value() != value_.has_value(), "exactly one of att and value is needed");
+  const OptTensor att = att_ ? OptTensor(aligned(*att_)) : att_;
   const Tensor value = value_ ? check_rows("value", *value_, key.size(0), key) : key;
   PairArgs args = pair_args<Device>(key, heads, att, slope, dropout, seed);
   const Tensor packed = attention_dots<Device>(out, grad, stats, heads);
@@ -114,7 +122,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(GNNFAST_BOTH_PARAMS, const
                                                       const Tensor& x_, const Tensor& out_, const Tensor& stats,
                                                       const Tensor& grad_, double slope, double dropout, const OptTensor& seed,
                                                       bool atomics) {
-  const Tensor x = check_features("x", x_, rowptr_t.numel() - 1), grad = check_rows("grad", grad_, rowptr.numel() - 1, x);
+  const Tensor x = aligned(check_features("x", x_, rowptr_t.numel() - 1)),
+               grad = check_rows("grad", grad_, rowptr.numel() - 1, x);
   const Tensor out = check_rows("out", out_, grad.size(0), x), src = check_scores("src", src_, x.size(0), x),
                dst = check_scores("dst", dst_, grad.size(0), x);
   const int64_t heads = src.size(1);

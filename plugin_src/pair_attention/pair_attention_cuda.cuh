@@ -333,8 +333,7 @@ void launch_pair_lanes(const PairArgs& p, acc_t<T>* pieces, cudaStream_t stream)
 template <class T, int SCORE, int ROLE>
 void launch_pair_vectors(const PairArgs& p, acc_t<T>* pieces, cudaStream_t stream) {
   const int64_t segment = p.width / p.heads, vectors = segment / kVec<T>;
-  const bool fits = segment % kVec<T> == 0 && aligned16(p.own) && aligned16(p.own_with) && aligned16(p.other) &&
-                    aligned16(p.with) && aligned16(p.att);
+  const bool fits = segment % kVec<T> == 0;
   if constexpr (sizeof(T) == 4)  // 8 features a lane in all types but double
     if (fits && vectors > 1 && (vectors & (vectors - 1)) == 0)
       return launch_pair_lanes<T, SCORE, ROLE, kVec<T>, 2>(p, pieces, stream);
