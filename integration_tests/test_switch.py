@@ -294,9 +294,11 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GCNConv
 if __name__ == '__main__':
     data = [Data(x=torch.randn(5, 4), edge_index=torch.randint(0, 5, (2, 9))) for _ in range(40)]
-    conv, results = GCNConv(4, 4), []
+    conv, results, lock = GCNConv(4, 4), [], threading.Lock()
     def work():
-        for batch in DataLoader(data, batch_size=8, num_workers=1):
+        with lock:  # some libraries forbid to fork while another thread does
+            batches = iter(DataLoader(data, batch_size=8, num_workers=1))
+        for batch in batches:
             results.append(conv(batch.x, batch.edge_index).shape)
     threads = [threading.Thread(target=work) for _ in range(2)]
     [t.start() for t in threads]; [t.join() for t in threads]
