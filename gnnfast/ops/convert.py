@@ -47,7 +47,7 @@ def coo_to_formats(row: Tensor, column: Tensor, num_rows: int, num_cols: int, lo
         ``both``), and on the CPU, ``[8]``, how large each schedule's layout can be.
 
     Raises:
-        ValueError: as there; with ``both`` and ``loops`` together.
+        ValueError: as there, counting the loops.
     """
     try:
         return torch.ops.gnnfast.coo_to_formats(row, column, num_rows, num_cols, loops, both)  # type: ignore[no-any-return]
