@@ -14,8 +14,8 @@ inline int64_t thread_count(int64_t work, int64_t grain) {
   return std::max<int64_t>(1, std::min<int64_t>(torch::stable::get_num_threads(), work / grain));
 }
 
-// Multiply-adds that a thread should have: about 10 us, several times what it takes to wake a thread that waits by spinning, and a
-// fraction of what it takes to wake one that sleeps (OMP_WAIT_POLICY=passive) or has lost its core to somebody else.
+// Multiply-adds that a thread should have: about 10 us, several times what it takes to wake a thread that waits by spinning,
+// and a fraction of what it takes to wake one that sleeps (OMP_WAIT_POLICY=passive) or has lost its core to somebody else.
 constexpr int64_t kGrain = 65536;
 
 // Calls f(chunk) for chunk in [0, chunks), one chunk a thread.
