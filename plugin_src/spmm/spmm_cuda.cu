@@ -11,12 +11,6 @@ GNNFAST_SPMM_EXTERN(extern, double)
 GNNFAST_SPMM_EXTERN(extern, __half)
 GNNFAST_SPMM_EXTERN(extern, __nv_bfloat16)
 
-// Edges from which weights and dot products are put in the order of the slots by a kernel of their own. In the SpMM each of
-// them would be a sector of its own, read or written while gathers flush the cache; alone, and if the edges are sorted at all,
-// they are consecutive in many places at once, which the cache holds (reddit-size, F = 128, sum and both gradients: 22.1
-// -> 15.6 ms).
-constexpr int64_t kPermuteFirst = 1 << 17;
-
 void Cuda::spmm(const SpmmArgs& args, const Tensor& x) {
   const Launch launch(x);
   SpmmArgs p = args;

@@ -14,15 +14,9 @@
 
 #include "common/vec.cuh"
 #include "common/walk.cuh"
-#include "spmm_args.h"
+#include "spmm_tuning.cuh"
 
 namespace gnnfast {
-
-// How a lane finds the weight of its features.
-enum CudaWeight : int { kNone, kScalar, kPerHead, kPerElement };
-
-// Ops worth more code: the others always check whether an edge exists, and have fewer variants.
-constexpr bool is_hot(int op) { return op == kSum || op == kMax || op == kSumAndDot; }
 
 constexpr bool is_max(int op) { return op == kMax || op == kMaxFirst || op == kMaxCount; }
 
@@ -102,14 +96,10 @@ struct Partial {
   using A = acc_t<T>;
   static constexpr int kTpr = TPR;
   static constexpr bool kNeedsId = (W != kNone) || OP == kSumWhereFirst || OP == kSumAndDot;
-  // Edges whose gathers are in flight together, and registers of column ids a lane, so that a batch has as many for each group.
-  static constexpr int kFlight = OP == kSumWhereEqual || OP == kSumWhereFirst || W == kPerElement ? 2 : 4;
+  static constexpr int kFlight = kSpmmFlight<OP, W>;
   static constexpr int kColumns = kFlight > TPR ? kFlight / TPR : 1;
   static constexpr bool kHot = is_hot(OP);
-  // Whether the next batch of indices is read before the gathers of this one: else its latency adds to theirs. Wide rows have
-  // enough gathers a batch to hide it, and the registers are better spent on them (reddit-size, F = 128: 6.8 against 7.4 ms).
-  static constexpr bool kReadAhead = TPR < kWarp;
-
+  static constexpr bool kReadAhead = kSpmmReadAhead<TPR>;
   static constexpr bool kAux = OP == kMaxFirst || OP == kMaxCount;
   using State = Reduced<A, VEC, kAux>;
 
@@ -295,14 +285,8 @@ struct Partial {
   }
 };
 
-// Blocks a multiprocessor should hold: as many as fit without spilling registers.
-template <class T, int OP, int W, int TPR>
-constexpr int kResident = sizeof(T) == 8                                                ? 2
-                          : OP == kSum && sizeof(T) == 4 && TPR < kWarp && W <= kScalar ? 5
-                                                                                        : 4;
-
 template <class T, int OP, int W, int VEC, int TPR>
-__global__ void __launch_bounds__(kBlock, kResident<T, OP, W, TPR>)
+__global__ void __launch_bounds__(kBlock, kSpmmResident<T, OP, W, TPR>)
     spmm_kernel(const SpmmArgs p, const Pieces pieces, int slab_lanes, int first_slab, int short_rows) {
   const int lane = threadIdx.x % kWarp, t = lane % TPR;
   // Lanes without features of their own repeat the last ones, so that no load needs a check, and store nothing.
@@ -318,16 +302,6 @@ __global__ void __launch_bounds__(kBlock) combine_kernel(const SpmmArgs p, const
   using R = Partial<T, OP, kNone, 1, kWarp>;
   auto make = [&](int64_t f) { return R(p, pieces, threadIdx.x % kWarp, f, true, true); };
   combine_items<R>(p.a, p.width, make, [&](const R& row, int64_t piece) { return row.load_piece(piece); });
-}
-
-// Features, in bytes, that one pass over the edges covers. Of rows of whole cache lines 256 bytes: half of the lanes then
-// gather from one edge and half from another, and more of X stays in L2 (F = 128, forward: 3.7 against 4.0 ms on ppa, 0.54
-// against 0.60 on amazon0601; 128 bytes are about as fast, 64 slower). Other rows would share a sector between two passes: 512
-// bytes.
-inline int64_t slab_bytes(const SpmmArgs& p, int64_t row_bytes) {
-  if (p.op == kSumAndDot) return 512;  // each pass would add to the dot products
-  if (p.a.slab > 0) return p.a.slab;
-  return row_bytes % 128 == 0 ? 256 : 512;
 }
 
 template <class T, int OP, int W, int VEC, int TPR>
