@@ -56,6 +56,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gnnfast.config import settings
+from gnnfast.reporting import has_account
 from gnnfast.stream import is_capturing
 
 _STRIDED = torch.strided
@@ -310,6 +311,17 @@ class Cache:
         """Of :attr:`nbytes`, those of the schedules of CUDA graphs."""
         return sum(getattr(v, "format_schedule_nbytes", 0) + getattr(v, "schedule_nbytes", 0) for v in self.values)
 
+    def account(self) -> dict[str, int]:
+        """What :func:`gnnfast.report` shows of it."""
+        return {
+            "entries": len(self),
+            "bytes": self.nbytes,
+            "schedule bytes": self.schedule_nbytes,
+            "hits": self.hits,
+            "misses": self.misses,
+            "evictions": self.evictions,
+        }
+
     def __len__(self) -> int:
         return len(self._entries)
 
@@ -369,3 +381,4 @@ def _host_memory() -> int:
 
 
 cache = Cache()
+has_account(cache.account)

@@ -7,6 +7,7 @@ import itertools
 import logging
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,6 +93,7 @@ _counts = Report()
 _lock = threading.Lock()
 _MOST = 1000  # distinct lines kept; classes made in a loop must not grow the report without bound
 _LOG = settings().log
+_account: Callable[[], dict[str, int]] = dict
 # The next number of calls: what Report.kernels and Report.fallbacks show.
 _calls: dict[tuple[str, str, str], itertools.count[int]] = {}
 _fallbacks: dict[tuple[str, str], itertools.count[int]] = {}
@@ -167,6 +169,12 @@ def patched(framework: str, name: str, state: str) -> None:
         _emit(f"{framework} {name}: {state}")
 
 
+def has_account(account: Callable[[], dict[str, int]]) -> None:
+    """Takes what tells the state of the graph cache, which lies above this module."""
+    global _account
+    _account = account
+
+
 def unpatched(framework: str) -> None:
     """Forgets the patches of a framework."""
     _counts.patches.pop(framework, None)
@@ -183,21 +191,12 @@ def _emit(message: str) -> None:
 
 def report() -> Report:
     """What ran where, and why anything fell back, since the start or the last :func:`clear_report`. Print it."""
-    from gnnfast.cache import cache
-
     with _lock:
         patches = {k: dict(v) for k, v in _counts.patches.items()}
         features = [dict(made) for made in _counts.features]
         snapshot = Report(_numbers(_calls), _numbers(_fallbacks), patches, list(_counts.schedules), features)
         snapshot.sampled.update(_counts.sampled)
-    snapshot.cache = {
-        "entries": len(cache),
-        "bytes": cache.nbytes,
-        "schedule bytes": cache.schedule_nbytes,
-        "hits": cache.hits,
-        "misses": cache.misses,
-        "evictions": cache.evictions,
-    }
+    snapshot.cache = _account()
     return snapshot
 
 
