@@ -137,6 +137,8 @@ class Pyg(World):
         self.x_kind, self.x_form = r.choice(["constant", "leaf", "parameter"]), r.choice(["plain"] * 3 + ["relu", "strided", "nan"])
         self.edge_form = r.choice(["plain"] * 4 + ["strided", "EdgeIndex", "int32"])
         self.settings = r.choice([{}] * 4 + [{"kernel": "gas"}, {"kernel": "gar"}, {"feature_density_threshold": 1.0}])
+        # Which of several loops of a node gives its weight is open on a GPU: PyG writes them to one place in any order.
+        self.one_loop = device != "cpu" and self.layers[0].takes_weight
         self.graphs = [self.graph(r) for _ in range(2)]
         self.at = 0
 
@@ -154,6 +156,8 @@ class Pyg(World):
             x[0, 0], x[-1, -1] = float("nan"), float("inf")
         found["x"] = self.leaf(x, self.x_kind)
         weight = None if self.weight_kind == "none" or not self.layers[0].takes_weight else self.rand(e) + 0.1
+        if self.one_loop and n == 1 and e > 1:
+            weight = None
         found["weight"] = None if weight is None else self.leaf(weight, self.weight_kind)
         return found
 
@@ -166,6 +170,11 @@ class Pyg(World):
             dst = dst.sort().values
         elif kind == "loops":
             src = dst.clone()
+        if self.one_loop:
+            loops = (src == dst).nonzero().view(-1)
+            first = {node: at for at, node in reversed(list(zip(loops.tolist(), src[loops].tolist())))}
+            again = [at for at in loops.tolist() if at not in first.values()]
+            dst[again] = (dst[again] + 1) % max(n, 1)
         return torch.stack([src, dst])
 
     def form(self, base: Tensor, n: int) -> Any:
@@ -229,7 +238,8 @@ class Pyg(World):
         if how == "copy_" or (how == "data =" and not plain):
             (edge_index if plain else g["base"]).copy_(new)
         elif how == "column" and g["e"]:
-            (edge_index if plain else edge_index.as_tensor())[:, 0] = 0
+            first = (edge_index if plain else edge_index.as_tensor())[:, 0]
+            first.copy_(first.new_tensor([0, g["n"] - 1 if self.one_loop else 0]))
         elif how == "data =":
             edge_index.data = new.to(edge_index.dtype)
         elif how == "new":
