@@ -27,6 +27,7 @@ CALL_SETTINGS = (
     "sample_width",
     "sample_rescale",
     "dropout",
+    "bounded",
     "strict",
 )
 DROPOUTS = ("kernel", "framework")
@@ -102,6 +103,9 @@ class Settings:
 
     ``dropout`` of attention coefficients is drawn inside the kernels with ``kernel``, from torch's generator but other masks for a
     seed than the framework's, or with ``framework`` as the framework draws it, at the price of memory and time per edge.
+
+    ``bounded`` has the messages of PyG's layers that no kernel computes made and reduced in chunks of edges, and made again in the
+    backward pass: with ``auto`` where they would take more than half of the free memory, with ``on`` always, with ``off`` never.
     """
 
     enabled: bool = _setting(True, "GNNFAST", "0 or 1", _flag)
@@ -115,6 +119,7 @@ class Settings:
     sample_width: int | None = _setting(None, "GNNFAST_SAMPLE_WIDTH", "an integer of at least 1", _count)
     sample_rescale: bool = _setting(True, "GNNFAST_SAMPLE_RESCALE", "0 or 1", _flag)
     dropout: str = _setting("kernel", "GNNFAST_DROPOUT", *_one_of(*DROPOUTS))
+    bounded: str = _setting("auto", "GNNFAST_BOUNDED", *_one_of("auto", "on", "off"))
     cache_mb: int | None = _setting(None, "GNNFAST_CACHE_MB", "an integer of at least 0", _natural)
     strict: bool = _setting(False, "GNNFAST_STRICT", "0 or 1", _flag)
     log: str = _setting("off", "GNNFAST_LOG", *_one_of(*LOG_LEVELS))
@@ -183,8 +188,8 @@ def override(**changes: Any) -> Iterator[Settings]:
     """Use other settings inside a ``with`` block, in this thread only.
 
     Accepts the fields of :class:`Settings` that act on a call: ``kernel``, ``degree_threshold``, ``feature_density_threshold``,
-    ``schedule``, ``autotune``, ``sample``, ``sample_width``, ``sample_rescale``, ``dropout``, ``strict``. To switch gnnfast
-    on and off use :func:`gnnfast.enable` and :func:`gnnfast.disable`.
+    ``schedule``, ``autotune``, ``sample``, ``sample_width``, ``sample_rescale``, ``dropout``, ``bounded``, ``strict``. To switch
+    gnnfast on and off use :func:`gnnfast.enable` and :func:`gnnfast.disable`.
 
     Raises:
         TypeError: a name is no such setting.

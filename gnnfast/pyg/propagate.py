@@ -14,7 +14,7 @@ from gnnfast.dispatch.execute import aggregate
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.features import aggregate_csr, unsupported
 from gnnfast.graph import Graph, ids
-from gnnfast.pyg import guards
+from gnnfast.pyg import general, guards
 from gnnfast.pyg.adjacency import graph_of
 from gnnfast.pyg.attention import dot_attention, is_first_and_small
 from gnnfast.pyg.messages import DOT_ATTENTION, Message
@@ -37,6 +37,11 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -
             return _propagate(module, edge_index, size, kwargs)
         except Unsupported as error:
             reason = str(error)
+    if not guards.context() and general.pays(edge_index, kwargs):
+        try:
+            return general.propagate(module, edge_index, size, kwargs, reason)
+        except Unsupported as error:
+            reason = f"{reason}; {error}"
     fell_back(f"pyg {cls.__name__}", reason)
     return NotImplemented
 

@@ -54,9 +54,21 @@ class Verdict(NamedTuple):
     place: str
 
 
-def check_module(module: Any) -> Verdict:
-    """What a module computes on which nothing but known functions run. Raises Unsupported."""
-    own, cls = module.__dict__, type(module)
+class Steps(NamedTuple):
+    """What of ``collect()`` the three functions of a class ask for, by name. ``reduce``: the aggregation is PyG's own (empty: it is
+    not); ``known_aggregate``: ``aggregate()`` is. ``place`` as in :class:`Verdict`."""
+
+    message: tuple[str, ...]
+    aggregate: tuple[str, ...]
+    update: tuple[str, ...]
+    reduce: str
+    known_aggregate: bool
+    place: str
+
+
+def _check_instance(module: Any) -> None:
+    """Raises Unsupported if more runs in an instance than in its class."""
+    own = module.__dict__
     if any(mp_hooks(own)):
         raise Unsupported("hooks are registered on message passing")
     if own["_explain"]:
@@ -65,17 +77,28 @@ def check_module(module: Any) -> Verdict:
         raise Unsupported("decomposed_layers is set")
     if not own.keys().isdisjoint(METHODS):
         raise Unsupported("the instance overrides a method of message passing")
-    aggregation = own["_modules"].get("aggr_module")
-    kind = type(aggregation)
-    if kind not in _reductions():
-        raise Unsupported(f"the aggregation is {kind.__name__}")
-    aggregates = aggregation.__dict__
-    if any(module_hooks(aggregates)) or not aggregates.keys().isdisjoint(CALLED):
-        raise Unsupported("hooks are registered on the aggregation")
     if any(global_hooks):
         raise Unsupported("global module hooks are registered")
     if known.replaced_in_tensor():
         raise Unsupported("a method of torch.Tensor is not the known one")
+
+
+def _is_plain(aggregation: Any) -> bool:
+    """Whether nothing but its class says what an aggregation does."""
+    own = aggregation.__dict__
+    return not any(module_hooks(own)) and own.keys().isdisjoint(CALLED)
+
+
+def check_module(module: Any) -> Verdict:
+    """What a module computes on which nothing but known functions run. Raises Unsupported."""
+    cls = type(module)
+    _check_instance(module)
+    aggregation = module.__dict__["_modules"].get("aggr_module")
+    kind = type(aggregation)
+    if kind not in _reductions():
+        raise Unsupported(f"the aggregation is {kind.__name__}")
+    if not _is_plain(aggregation):
+        raise Unsupported("hooks are registered on the aggregation")
     key = id(cls), kind
     entry = _verdicts.get(key) or _watch(cls, kind, key)
     try:
@@ -93,6 +116,30 @@ def check_module(module: Any) -> Verdict:
 def watch_of(module: Any) -> known.Watch:
     """By what the verdict on a checked module is asked again."""
     return _verdicts[id(type(module)), type(module.aggr_module)][0]
+
+
+def check_steps(module: Any) -> Steps:
+    """The steps of a module whose ``message()`` may be anything. Raises Unsupported."""
+    cls = type(module)
+    _check_instance(module)
+    aggregation = module.__dict__["_modules"].get("aggr_module")
+    kind = type(aggregation)
+    key = id(cls), kind
+    entry = _steps.get(key)
+    if entry is None:
+        holder = weakref.ref(cls, lambda _: _steps.pop(key, None))
+        of_pyg = kind if kind in _reductions() else next(iter(_reductions()))
+        entry = _steps[key] = known.watch_propagate(of_pyg, METHODS, lambda: _judge_steps(holder(), kind)), holder
+    try:
+        steps = entry[0].verdict(cls)
+    except AttributeError:
+        raise Unsupported("a method of message passing is no plain function") from None
+    if isinstance(steps, str):
+        raise Unsupported(steps)
+    return steps if _is_plain(aggregation) else steps._replace(reduce="")  # type: ignore[no-any-return]
+
+
+_steps: dict[tuple[int, type], tuple[known.Watch, weakref.ref[type]]] = {}
 
 
 # What is refused for its message() alone: by the id of the class, its message and the code of that. To refuse is always right, so
@@ -150,6 +197,26 @@ def _judge(cls: Any, kind: type) -> Verdict | str:
         return Verdict(found, reduce, None, place)
     names = update_arguments(update) if type(update) is FunctionType else None
     return "update() asks for more than arguments of propagate()" if names is None else Verdict(found, reduce, names, place)
+
+
+def _judge_steps(cls: Any, kind: type) -> Steps | str:
+    for name in known.METHODS:
+        if name != "aggregate" and not known.is_known_method(cls, name):
+            return f"{name}() is overridden"
+    if not known.is_generated(inspect.getattr_static(cls, "collect")):
+        return "collect() is overridden"
+    arguments: list[tuple[str, ...]] = []
+    for name, given in (("message", 1), ("aggregate", 2), ("update", 2)):  # besides self, what the step before has made
+        function = inspect.getattr_static(cls, name)
+        if type(function) is not FunctionType or function.__code__.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+            return f"{name}() has no fixed arguments"
+        arguments.append(tuple(n for n in list(inspect.signature(function).parameters)[given:] if n != "aggr"))
+    own = known.is_known_method(cls, "aggregate")
+    reduce = _reductions().get(kind, "") if own else ""
+    if reduce and known.replaced_in_propagate(kind):
+        reduce = ""
+    message, aggregate, update = arguments
+    return Steps(message, aggregate, update, reduce, own, f"pyg {cls.__name__}")
 
 
 def update_arguments(update: FunctionType) -> tuple[str, ...] | None:

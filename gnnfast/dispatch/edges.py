@@ -1,0 +1,124 @@
+"""Between nodes and edges, where messages exist: rows of nodes at the ends of edges; sums, means and extrema of rows of edges at
+nodes. The gradient of a gather is a sum, that of a sum a gather, so both are differentiable any number of times. A sum is SpMM with
+the incidence matrix, whose column of a slot is the edge itself: each row of messages is read once, and nothing is scattered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnfast import _native
+from gnnfast.graph import Graph
+from gnnfast.graph.formats import BY_DST
+from gnnfast.types import EXTREMA, Matrix
+
+if _native.cpu.loaded:
+    from gnnfast.ops.spmm import SPMM, SPMM_MAX, apply_of, call, over_degree
+
+
+class Ends:
+    """The two ends of edges: ``ids [E]`` of their nodes by side (``BY_DST`` and ``BY_SRC`` of :mod:`gnnfast.graph.formats`), as the
+    framework has them. ``graph`` is that of the edges, found when it is first asked for."""
+
+    def __init__(self, dst: Tensor, src: Tensor, graph: Callable[[], Graph]) -> None:
+        self.ids = dst, src
+        self._graph = graph
+
+    def towards(self, side: int) -> Graph:
+        """The graph with edges that end at the nodes of a side."""
+        return self._graph() if side == BY_DST else self._graph().reverse()
+
+    def incidence(self, side: int, row_bytes: int) -> Matrix:
+        """The matrix ``[nodes, E]`` of the edges at each node of a side."""
+        args = self.towards(side).args(False, row_bytes)
+        edges = args.perm
+        if edges is None:
+            edges = torch.arange(args.num_slots, dtype=torch.int32, device=args.col.device)
+        return args._replace(col=edges, perm=None)
+
+
+def gather(x: Tensor, ends: Ends, side: int) -> Tensor:
+    """``x [nodes, ...]`` at one end of each edge: ``[E, ...]``."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _gather(x, ends, side, ends.ids[side])  # type: ignore[no-any-return]
+    return x.index_select(0, ends.ids[side])
+
+
+def reduce(messages: Tensor, ends: Ends, how: str, side: int = BY_DST) -> Tensor:
+    """The sum, mean, max or min of ``messages [E, ...]`` at each node: ``[nodes, ...]``; 0 where there are none. Of several edges
+    that attain an extremum each gets an even share of the gradient, and so does the 0 that ``torch.scatter_reduce`` starts from."""
+    extremum, option = how in EXTREMA, how in ("mean", "min")
+    if torch.is_grad_enabled() and messages.requires_grad:
+        return (_extremum if extremum else _sum)(messages, ends, side, option, ends.ids[side])  # type: ignore[no-any-return]
+    return (_best if extremum else _added)(messages, ends, side, option)
+
+
+def _rows(messages: Tensor) -> tuple[Tensor, int]:
+    """``[E, F]``, and the bytes of a row."""
+    width = messages.shape[1:].numel()
+    return messages.reshape(messages.shape[0], width), width * messages.element_size()
+
+
+def _added(messages: Tensor, ends: Ends, side: int, mean: bool) -> Tensor:
+    rows, row_bytes = _rows(messages)
+    out: Tensor = call(SPMM, False, ends.incidence(side, row_bytes), None, None, rows, mean, None)
+    return out.view(out.shape[0], *messages.shape[1:])
+
+
+def _best(messages: Tensor, ends: Ends, side: int, minimum: bool) -> Tensor:
+    rows, row_bytes = _rows(messages)
+    out: Tensor = call(SPMM_MAX, False, ends.incidence(side, row_bytes), None, rows, minimum, 0, 0.0)
+    return out.view(out.shape[0], *messages.shape[1:])
+
+
+# Ids are saved although ``ends`` holds them: autograd then says so if somebody has written into them since.
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ends: Ends, side: int, ids: Tensor) -> Tensor:
+        ctx.ends, ctx.side = ends, side
+        ctx.save_for_backward(ids)
+        return x.index_select(0, ids)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (ids,) = ctx.saved_tensors
+        return _sum(grad, ctx.ends, ctx.side, False, ids), None, None, None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, messages: Tensor, ends: Ends, side: int, mean: bool, ids: Tensor) -> Tensor:
+        ctx.ends, ctx.side, ctx.mean = ends, side, mean
+        ctx.save_for_backward(ids)
+        return _added(messages, ends, side, mean)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (ids,) = ctx.saved_tensors
+        if ctx.mean:
+            grad = over_degree(ctx.ends.towards(ctx.side).csr.rowptr, _rows(grad)[0]).view_as(grad)
+        return _gather(grad, ctx.ends, ctx.side, ids), None, None, None, None
+
+
+class _Extremum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, messages: Tensor, ends: Ends, side: int, minimum: bool, ids: Tensor) -> Tensor:
+        out = _best(messages, ends, side, minimum)
+        ctx.ends, ctx.side = ends, side
+        ctx.save_for_backward(messages, out, ids)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        messages, out, ids = ctx.saved_tensors
+        with torch.no_grad():
+            attains = (messages == out.index_select(0, ids)).to(messages.dtype)
+            shares = _added(attains, ctx.ends, ctx.side, False) + (out == 0)
+        return attains * _gather(grad / shares, ctx.ends, ctx.side, ids), None, None, None, None
+
+
+if _native.cpu.loaded:
+    _gather, _sum, _extremum = apply_of(_Gather), apply_of(_Sum), apply_of(_Extremum)

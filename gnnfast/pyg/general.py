@@ -1,0 +1,181 @@
+"""Message passing with any ``message()`` at all: the user's own functions run on gathered features as they do in PyG, and gnnfast
+does what is before and after them, gathers and reductions, whose gradients are then no scattering either."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnfast.config import settings
+from gnnfast.dispatch import edges
+from gnnfast.dispatch.select import cannot_win
+from gnnfast.graph import Graph
+from gnnfast.graph.formats import BY_DST, BY_SRC
+from gnnfast.pyg import bounded, guards
+from gnnfast.pyg.adjacency import graph_of
+from gnnfast.pyg.messages import SPECIAL
+from gnnfast.pyg.verdict import Steps, check_steps
+from gnnfast.reporting import ran
+from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
+from gnnfast.unsupported import Unsupported
+
+FEW = 128  # edges of which no layer has enough to gain
+
+
+def pays(edge_index: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether messages are so large that PyG's own path would take longer; asked before anything is looked at."""
+    if type(edge_index) is not Tensor or edge_index.dim() != 2 or edge_index.shape[1] < FEW:
+        return False
+    widest = max((t.shape[1:].numel() * t.element_size() for t in _tensors(kwargs)), default=0)
+    return widest > 0 and not cannot_win(edge_index.shape[1], widest, torch.is_grad_enabled(), settings(), edge_index.is_cuda)
+
+
+def _tensors(kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    for value in kwargs.values():
+        for t in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(t, Tensor) and t.dtype in FEATURE_DTYPES and t.dim():
+                yield t
+
+
+def propagate(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any], why: str) -> Any:
+    """What ``propagate`` returns; the report says ``why`` no kernel does all of it. Raises Unsupported."""
+    if edge_index.layout is not torch.strided or edge_index.shape[0] != 2 or edge_index.dtype not in INDEX_DTYPES:
+        raise Unsupported(f"edge_index is {edge_index.dtype} of shape {list(edge_index.shape)}")
+    reason = guards.operand("edge_index", edge_index)
+    if reason or not edge_index.is_contiguous():
+        raise Unsupported(reason or "edge_index is not contiguous")
+    steps = check_steps(module)
+    if bounded.may_not_fit(edge_index.shape[1], _row_bytes(kwargs), edge_index.device):
+        try:
+            out = _in_chunks(module, steps, edge_index, size, kwargs)
+            if out is not None:
+                return out
+        except Unsupported as error:
+            why = f"{why}; not in chunks: {error}"
+    found: list[Graph] = []
+    ends = edges.Ends(*_ends(module, edge_index), lambda: found[0])
+    sizes, collected = _collect(module, edge_index, size, kwargs, ends)
+    found.append(_graph(module, edge_index, sizes))
+    out = _aggregate(module, steps, _messages(module, steps, collected), ends, collected, why)
+    return _update(module, steps, out, collected)
+
+
+def _ends(module: Any, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+    """Destinations and sources."""
+    first, second = edge_index[0], edge_index[1]
+    return (second, first) if module.flow == "source_to_target" else (first, second)
+
+
+def _collect(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any], ends: edges.Ends) -> tuple[list[Any], Any]:
+    """The sizes, and the arguments of message(), aggregate() and update(), as PyG's generated ``collect()`` finds them, gathered by
+    gnnfast."""
+    try:
+        sizes = module._check_input(edge_index, size)
+        collector = _Collector(module, edge_index, ends)
+        return sizes, type(module).collect(collector, edge_index, *kwargs.values(), sizes)
+    except (IndexError, ValueError, RuntimeError, AssertionError) as error:  # PyG raises its own
+        raise Unsupported(f"invalid input: {error}") from None
+
+
+def _graph(module: Any, edge_index: Tensor, sizes: list[Any]) -> Graph:
+    to_target = module.flow == "source_to_target"
+    num_src, num_dst = sizes if to_target else sizes[::-1]
+    num_src, num_dst = num_dst if num_src is None else num_src, num_src if num_dst is None else num_dst
+    if num_dst is None:
+        raise Unsupported("nothing says how many nodes there are")
+    graph = graph_of(edge_index, num_src, num_dst, to_target)
+    try:
+        graph.args(csc=torch.is_grad_enabled())  # now: a bad id, or a graph that cannot be converted, is PyG's to report
+    except (IndexError, ValueError) as error:
+        raise Unsupported(f"invalid input: {error}") from None
+    return graph
+
+
+def _messages(module: Any, steps: Steps, collected: Any) -> Any:
+    return module.message(**{name: getattr(collected, name) for name in steps.message})
+
+
+def _update(module: Any, steps: Steps, out: Any, collected: Any) -> Any:
+    return module.update(out, **{name: getattr(collected, name) for name in steps.update})
+
+
+def _in_chunks(module: Any, steps: Steps, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Any:
+    """The same in chunks of edges, or ``None`` if all messages fit into the memory."""
+    names = steps.message + steps.aggregate
+    if not steps.known_aggregate or any(name.endswith(("_i", "_j")) or name in SPECIAL for name in steps.update):
+        raise Unsupported("aggregate() or update() may look at all edges")
+    reason = bounded.why_not(module, steps.message)
+    if reason:
+        raise Unsupported(reason)
+    none = edge_index[:, :0]
+    sizes, of_nodes = _collect(module, none, size, kwargs, edges.Ends(*_ends(module, none), lambda: graph))
+    graph = _graph(module, edge_index, sizes)
+    rows = bounded.per_edge(names, kwargs, graph)
+
+    def collected(ids: Tensor, part: Tensor, ends: edges.Ends) -> Any:
+        given = {name: value.index_select(0, ids) if name in rows else value for name, value in kwargs.items()}
+        return _collect(module, part, tuple(sizes), given, ends)[1]
+
+    def message(ids: Tensor) -> Any:
+        part = edge_index.index_select(1, ids)
+        plain = Graph.of_ids(*_ends(module, part)[::-1], graph.num_src, graph.num_dst, ids.numel())
+        return _messages(module, steps, collected(ids, part, edges.Ends(*_ends(module, part), lambda: plain)))
+
+    of = bounded.Edges(graph, edge_index, module.flow == "source_to_target")
+    bytes_per_edge = bounded.probe(module, message, of.ids(0, min(bounded.PROBE, graph.num_edges))) + 2 * _row_bytes(kwargs)
+    most = bounded.chunk_size(graph.num_edges, bytes_per_edge, edge_index.device)
+    if most is None:
+        return None
+
+    def reduced(ids: Tensor, part: Tensor, ends: edges.Ends) -> Tensor:
+        args = collected(ids, part, ends)
+        out = _aggregate(module, steps, _messages(module, steps, args), ends, args, "")
+        if not isinstance(out, Tensor) or not out.dim() or out.shape[0] != graph.num_dst:
+            raise Unsupported("the aggregation gives no tensor with a row for each node")
+        return out
+
+    gib = 2.0 ** round(math.log2(graph.num_edges * bytes_per_edge / 2**30))
+    ran(steps.place, "chunks of edges", f"messages would take about {gib:g} GiB; GNNFAST_BOUNDED={settings().bounded}")
+    return _update(module, steps, bounded.in_chunks(of, most, reduced), of_nodes)
+
+
+def _row_bytes(kwargs: dict[str, Any]) -> int:
+    """Bytes of a row of all operands."""
+    return sum(t.shape[1:].numel() * t.element_size() for t in _tensors(kwargs))
+
+
+class _Collector:
+    """Stands in for the module where ``collect()`` gathers."""
+
+    def __init__(self, module: Any, edge_index: Tensor, ends: edges.Ends) -> None:
+        self.flow, self.node_dim, self._set_size = module.flow, module.node_dim, module._set_size
+        self._ends, self._first = ends, edge_index.data_ptr()
+
+    def _index_select(self, x: Tensor, index: Tensor) -> Tensor:
+        if not x.dim() or self.node_dim % x.dim() or guards.operand("x", x) or x.dtype not in FEATURE_DTYPES:
+            return x.index_select(self.node_dim, index)
+        in_first = index.data_ptr() == self._first
+        return edges.gather(x, self._ends, BY_SRC if in_first == (self.flow == "source_to_target") else BY_DST)
+
+
+def _aggregate(module: Any, steps: Steps, messages: Any, ends: edges.Ends, collected: Any, why: str) -> Any:
+    """What ``aggregate()`` makes of messages."""
+    if (
+        steps.reduce
+        and not guards.operand("messages", messages)
+        and messages.dtype in FEATURE_DTYPES
+        and messages.dim()
+        and module.node_dim % messages.dim() == 0
+        and messages.shape[0] == ends.ids[BY_DST].shape[0]
+        and messages.device == ends.ids[BY_DST].device
+    ):
+        if why:
+            ran(steps.place, f"gathers and {steps.reduce}", why)
+        return edges.reduce(messages, ends, steps.reduce)
+    if why:
+        ran(steps.place, "gathers", why)
+    return module.aggregate(messages, **{name: getattr(collected, name) for name in steps.aggregate})
