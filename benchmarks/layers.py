@@ -2,6 +2,7 @@
 
 gnnfast bench layers --device cuda --out benchmarks/results/NAME     reddit-size random graph
 gnnfast bench layers --device cpu --out benchmarks/results/NAME      real graphs
+gnnfast bench layers --all --out benchmarks/results/NAME             messages of every kind; on CUDA an arxiv-size graph
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import sys
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch_geometric.nn as pyg
+from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, SAGEConv, TransformerConv
 
 import gnnfast
@@ -33,6 +35,60 @@ LAYERS = {
 }
 
 
+class WithEdges(nn.Module):
+    """A layer that takes edge features, with some of ``width``."""
+
+    def __init__(self, conv: nn.Module, width: int) -> None:
+        super().__init__()
+        self.conv, self.width, self.attr = conv, width, torch.empty(0)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        if self.attr.shape[0] < edge_index.shape[1]:
+            self.attr = torch.rand(edge_index.shape[1], self.width, device=x.device)
+        return self.conv(x, edge_index, self.attr[: edge_index.shape[1]])
+
+
+class WithInitial(nn.Module):
+    """A layer that takes the features of the first layer too."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv(x, x, edge_index)
+
+
+def _mlp(i: int, o: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(i, o), nn.ReLU(), nn.Linear(o, o))
+
+
+DEGREES = torch.bincount(torch.arange(1, 100) // 3)
+ALL = LAYERS | {
+    "SGConv": lambda i, o: pyg.SGConv(i, o, K=2),
+    "TAGConv": lambda i, o: pyg.TAGConv(i, o),
+    "APPNP": lambda i, o: pyg.APPNP(3, 0.1),
+    "ChebConv": lambda i, o: pyg.ChebConv(i, o, 3),
+    "ARMAConv": lambda i, o: pyg.ARMAConv(i, o),
+    "GatedGraphConv": lambda i, o: pyg.GatedGraphConv(o, 2),
+    "GCN2Conv": lambda i, o: WithInitial(pyg.GCN2Conv(i, 0.1)),
+    "ClusterGCNConv": lambda i, o: pyg.ClusterGCNConv(i, o),
+    "LEConv": lambda i, o: pyg.LEConv(i, o),
+    "GINEConv": lambda i, o: WithEdges(pyg.GINEConv(_mlp(i, o)), i),
+    "GENConv": lambda i, o: pyg.GENConv(i, o),
+    "EdgeConv": lambda i, o: pyg.EdgeConv(nn.Linear(2 * i, o)),
+    "PNAConv": lambda i, o: pyg.PNAConv(i, o, ["mean", "min", "max", "std"], ["identity", "amplification"], DEGREES),
+    "ResGatedGraphConv": lambda i, o: pyg.ResGatedGraphConv(i, o),
+    "FiLMConv": lambda i, o: pyg.FiLMConv(i, o),
+    "CGConv": lambda i, o: pyg.CGConv(i),
+    "GMMConv": lambda i, o: WithEdges(pyg.GMMConv(i, o, 3, 2), 3),
+    "FeaStConv": lambda i, o: pyg.FeaStConv(i, o),
+    "AGNNConv": lambda i, o: pyg.AGNNConv(),
+    "FAConv": lambda i, o: WithInitial(pyg.FAConv(i)),
+    "SuperGATConv": lambda i, o: pyg.SuperGATConv(i, o),
+}
+
+
 def step(layer: torch.nn.Module, x: Tensor, edge_index: Tensor) -> None:
     layer.zero_grad(set_to_none=True)
     x.grad = None
@@ -41,7 +97,8 @@ def step(layer: torch.nn.Module, x: Tensor, edge_index: Tensor) -> None:
 
 def gradients(layer: torch.nn.Module, x: Tensor, edge_index: Tensor) -> list[Tensor]:
     step(layer, x, edge_index)
-    return [p.grad.clone() for p in layer.parameters()]
+    leaves = [*layer.parameters(), x] if x.requires_grad else layer.parameters()
+    return [p.grad.clone() for p in leaves if p.grad is not None]
 
 
 def measure(
@@ -50,7 +107,7 @@ def measure(
     device = edge_index.device
     torch.manual_seed(0)
     x = torch.randn(nodes, width_in, device=device, requires_grad=x_grad)
-    layer = LAYERS[name](width_in, width_out).to(device)
+    layer = ALL[name](width_in, width_out).to(device)
     cuda = device.type == "cuda"
     row: dict[str, Any] = {"layer": name, "graph": graph, "edges": edge_index.shape[1], "in": width_in, "out": width_out}
     row["gradient of x"] = "yes" if x_grad else "no"
@@ -73,8 +130,9 @@ def measure(
     gnnfast.enable()
     # The floor: what of the layer is not message passing, which no aggregation kernel can speed up.
     row["layer without edges ms"] = timing.median_ms(lambda: step(layer, x, edge_index[:, :0]), device, repeats)
+    largest = max(float(b.norm()) for b in results[False])
     for a, b in zip(results[True], results[False]):
-        error = float((a - b).norm() / b.norm())
+        error = float((a - b).norm()) / max(float(b.norm()), 1e-3 * largest)
         assert error < 1e-3, f"gradients differ by {error}"
     row["PyG / gnnfast"] = row["PyG ms"] / row["gnnfast ms"]
     sizes = f"{graph} {name} {width_in} -> {width_out}"
@@ -85,25 +143,33 @@ def measure(
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gnnfast bench layers", description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--layers", nargs="*", choices=tuple(LAYERS), default=None)
+    parser.add_argument("--layers", nargs="*", choices=tuple(ALL), default=None)
+    parser.add_argument("--all", action="store_true", help="layers of every kind of message")
     parser.add_argument("--out", help="write OUT.json and OUT.md")
     options = parser.parse_args(arguments)
     device, rows = torch.device(options.device), []
-    if device.type == "cuda":
+    names = options.layers or list(ALL if options.all else LAYERS if device.type == "cpu" else ["GCNConv"])
+    if device.type == "cuda" and options.all:
+        rowptr, col = graphs.community_order("arxiv", device)
+        edge_index, nodes = graphs.to_edge_index(rowptr, col), rowptr.numel() - 1
+        for name in names:
+            rows.append(measure(name, "arxiv", edge_index, nodes, 128, 128, True, 10))
+    elif device.type == "cuda":
         rowptr, col = graphs.random_order("reddit", device)
         edge_index = graphs.to_edge_index(rowptr, col)
         nodes = rowptr.numel() - 1
         del rowptr, col
-        for name in options.layers or ["GCNConv"]:
+        for name in names:
             for width in (16, 64, 128):
                 rows.append(measure(name, "reddit", edge_index, nodes, 602, width, False, 10))
     else:
         for graph in graphs.REAL:
             edge_index, nodes = graphs.real(graph)
-            for name in options.layers or LAYERS:
+            for name in names:
                 for x_grad in (False, True):  # a model's first layer, and the others
                     rows.append(measure(name, graph, edge_index, nodes, 64, 64, x_grad, 15))
-    tables.write(options.out, f"PyG layers, forward and backward, on {options.device}", rows, device, {})
+    mean = [{"layers": len(rows), "geometric mean": timing.geometric_mean(r["PyG / gnnfast"] for r in rows)}]
+    tables.write(options.out, f"PyG layers, forward and backward, on {options.device}", rows, device, mean)
     return 0
 
 

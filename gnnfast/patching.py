@@ -23,7 +23,7 @@ _MISSING = object()
 _BLOCK = """\
 if not torch.jit.is_scripting():
     if not torch.compiler.is_compiling():
-        {hook} = {hook}_dispatch({arguments})
+        {hook} = {dispatch}({arguments})
         if {hook} is not NotImplemented:
             return {hook}
 """
@@ -72,25 +72,21 @@ class Patches:
             arguments = f"{names[0]}, {names[1]}, {names[-1]}, {{{middle}}}"
         else:
             arguments = ", ".join(names)
-        code = _inject(source, function, _BLOCK.format(hook=_HOOK, arguments=arguments))
+        name = f"{_HOOK}_dispatch_{function.__qualname__.replace('.', '_')}"  # several functions of a module may be patched
+        code = _inject(source, function, _BLOCK.format(hook=_HOOK, dispatch=name, arguments=arguments))
         self._swapped[function] = function.__code__
-        name = f"{_HOOK}_dispatch"
-        added = [n for n in (name, "torch") if n not in function.__globals__]
-        if name in function.__globals__:
-            # Two patched functions of one module: each needs its own name.
-            unique = f"{name}_{function.__qualname__.replace('.', '_')}"
-            code = code.replace(co_names=tuple(unique if n == name else n for n in code.co_names))
-            added, name = [unique], unique
-        function.__globals__[name] = dispatch
         import torch
 
-        function.__globals__.setdefault("torch", torch)
+        added = [name] if "torch" in function.__globals__ else [name, "torch"]
+        function.__globals__.update({name: dispatch, "torch": torch})
         function.__code__ = code
 
         def undo() -> None:
-            function.__code__ = self._swapped.pop(function)
-            for n in added:
-                function.__globals__.pop(n, None)
+            original = self._swapped.pop(function)
+            if function.__code__ is code:  # else it is somebody else's by now
+                function.__code__ = original
+                for n in added:
+                    function.__globals__.pop(n, None)
 
         self._undo.append(undo)
 
@@ -110,6 +106,12 @@ class Patches:
 def class_of(method: FunctionType) -> Any:
     """The class that a method was defined in, at the top level of a module."""
     return method.__globals__[method.__qualname__.split(".")[0]]
+
+
+def code_of(function: FunctionType) -> CodeType:
+    """The code of a function, without the dispatch that may have been added to it."""
+    before = _injected.get(function)
+    return before[0] if before is not None and before[1] is function.__code__ else function.__code__
 
 
 def is_dispatched(function: Any) -> bool:
@@ -143,7 +145,9 @@ _injected: weakref.WeakKeyDictionary[FunctionType, tuple[CodeType, CodeType]] = 
 
 def _inject(source: str, function: FunctionType, block: str) -> CodeType:
     before = _injected.get(function)
-    if before is not None and before[0] is function.__code__:
+    if before is not None:
+        if before[0] is not function.__code__:
+            raise Unknown(f"the code of {function.__qualname__} was replaced")
         return before[1]
     code = _compile(source, function, block)
     _injected[function] = function.__code__, code

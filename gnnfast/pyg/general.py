@@ -4,7 +4,9 @@ does what is before and after them, gathers and reductions, whose gradients are 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -177,5 +179,44 @@ def _aggregate(module: Any, steps: Steps, messages: Any, ends: edges.Ends, colle
             ran(steps.place, f"gathers and {steps.reduce}", why)
         return edges.reduce(messages, ends, steps.reduce)
     if why:
-        ran(steps.place, "gathers", why)
-    return module.aggregate(messages, **{name: getattr(collected, name) for name in steps.aggregate})
+        ran(steps.place, "gathers and reductions", why)
+    _reducing.ends, _reducing.index = ends, getattr(collected, "index", None)
+    try:
+        return module.aggregate(messages, **{name: getattr(collected, name) for name in steps.aggregate})
+    finally:
+        _reducing.ends = _reducing.index = None
+
+
+class _Reducing(threading.local):
+    """``index`` holds the destinations of the edges at ``ends`` whose messages an ``aggregate()`` reduces now."""
+
+    ends: edges.Ends | None = None
+    index: Tensor | None = None
+
+
+_reducing = _Reducing()
+
+
+def make_scatter(original: FunctionType) -> Callable[..., Any]:
+    """A dispatcher for ``scatter(src, index, dim, dim_size, reduce)``: served where an aggregation calls it."""
+
+    def scatter(src: Any, index: Any, dim: Any, dim_size: Any, reduce: Any) -> Any:
+        ends = _reducing.ends
+        if (
+            ends is None
+            or type(index) is not Tensor
+            or index is not _reducing.index
+            or reduce not in _SCATTERED
+            or guards.context()
+        ):
+            return NotImplemented
+        if guards.operand("src", src) or src.dtype not in FEATURE_DTYPES or not src.dim() or dim % src.dim():
+            return NotImplemented
+        if src.shape[0] != index.shape[0] or dim_size != ends.towards(BY_DST).num_dst or src.device != index.device:
+            return NotImplemented
+        return edges.reduce(src, ends, _SCATTERED[reduce])
+
+    return scatter
+
+
+_SCATTERED = {"sum": "sum", "add": "sum", "mean": "mean", "max": "max", "amax": "max", "min": "min", "amin": "min"}

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from gnnfast.patching import is_dispatched
+from gnnfast.patching import code_of, is_dispatched
 
 _MP, _BASE, _BASIC = "torch_geometric.nn.conv.message_passing", "torch_geometric.nn.aggr.base", "torch_geometric.nn.aggr.basic"
 _UTILS = "torch_geometric.utils."
@@ -290,7 +290,7 @@ def is_known(function: Any, module: str, name: str) -> bool:
         function = wrapper
     if not _is_as_written(function, module):
         return False
-    return fingerprint_of(function.__code__) in FUNCTIONS.get((module, name), ())
+    return fingerprint_of(code_of(function)) in FUNCTIONS.get((module, name), ())
 
 
 def is_served(function: Any, module: str, name: str) -> bool:
@@ -303,7 +303,7 @@ def _is_as_written(function: Any, module: str) -> bool:
     """Whether a function belongs to a module and has the code that its file compiles to."""
     if type(function) is not FunctionType or function.__globals__ is not getattr(sys.modules.get(module), "__dict__", None):
         return False
-    return function.__code__ in codes_of(function.__globals__["__file__"])
+    return code_of(function) in codes_of(function.__globals__["__file__"])
 
 
 @functools.lru_cache(maxsize=64)
