@@ -92,6 +92,7 @@ def nothing_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gnnfast.dispatch.select.CONVERT_ON_CPU", 0)
     monkeypatch.setattr("gnnfast.features.TIMES_ON_CUDA", 1)
     monkeypatch.setattr("gnnfast.pyg.general.FEW", 0)
+    monkeypatch.setattr("gnnfast.pyg.general.FEW_ON_CPU", 0)
     monkeypatch.setattr("gnnfast.dgl.backend.FEW_EDGES", -1)
     monkeypatch.setattr("gnnfast.dgl.backend.MANY_A_NODE", math.inf)
     monkeypatch.setattr("gnnfast.dgl.backend.NARROW", 0)

@@ -196,9 +196,9 @@ def in_chunks(of: Edges, most: int, reduced: Callable[[Tensor, Tensor, edges.End
             part = of.part(chunk)
             first, second = part.unbind()
             ends = edges.Ends(*((second, first) if of.to_target else (first, second)), lambda: of.graph_of(chunk))
-            out = reduced(of.ids(chunk.begin, chunk.end), part, ends)[chunk.first : chunk.last]
+            out = reduced(of.ids(chunk.begin, chunk.end), part, ends)[chunk.first : chunk.last].clone()  # the others' rows go
             ends.ids = ()  # type: ignore[assignment]  # what autograd keeps of a chunk must not hold them
-            return out if training else out.clone()
+            return out
 
         parts.append(checkpoint(run, use_reentrant=False) if training else run())
     return torch.cat(parts)

@@ -29,7 +29,8 @@ _STRIDED = torch.strided
 def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
     """Stands in for the ``propagate`` that PyG generates for a class. Returns ``NotImplemented`` to let it run."""
     cls = type(module)
-    reason = guards.context() or refused(cls)
+    not_now = guards.context()
+    reason = not_now or refused(cls)
     if not reason:
         if too_small(module, edge_index, kwargs):
             return NotImplemented
@@ -37,7 +38,7 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -
             return _propagate(module, edge_index, size, kwargs)
         except Unsupported as error:
             reason = str(error)
-    if not guards.context() and general.pays(edge_index, kwargs):
+    if not not_now and general.pays(edge_index, kwargs):
         try:
             return general.propagate(module, edge_index, size, kwargs, reason)
         except Unsupported as error:
