@@ -18,7 +18,8 @@
 - Draws, schedules and timed options (``graph.draws``, ``graph.plan``), inverse permutations and degrees
   (``ops.convert.derived``): by the graph's own arrays, which nobody else holds and nothing writes. Let go with the graph.
 - The structure of DGL's graphs (:data:`cache`, :mod:`gnnfast.dgl.structure`): by the ``HeteroGraphIndex``, which is immutable, its
-  relations and its reverse. Let go with it, or by the budget. Its sizes (``Known``): likewise, in its own dictionary.
+  relations and its reverse. Let go with it, or by the budget. Its sizes (``Known``): likewise, in its own dictionary; and there, of
+  a graph that is on a GPU, its edges and degrees (:class:`gnnfast.dgl.bridge.index.Edges`).
 - Which tensor a handed-out copy equals (:meth:`Cache.add_copy`): by the copy as it was. Let go with it.
 - Which tensors were seen to require a gradient (:func:`note_variable`): by the tensor, let go with it.
 - Code of patched functions (``patching._injected``): by function and the code object that it had.

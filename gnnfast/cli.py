@@ -169,8 +169,11 @@ def _framework(row, name: str, distribution: str, backend: str, backends: tuple[
     else:
         row(name, None, f"{version}; not patched: gnnfast is off")
     if backend == "dgl":
+        from gnnfast.dgl import bridge
         from gnnfast.dgl.startup import _gnnfast_dgl_shim
 
+        absent = bridge.absent()
+        row("DGL's graphs on a GPU", None if absent else True, absent or "their structure stays in DGL on the host")
         reason = _gnnfast_dgl_shim.installed_reason()
         if reason:
             row("dgl.graphbolt", None, f"replaced by a stub: {reason}")

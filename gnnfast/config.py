@@ -106,6 +106,8 @@ class Settings:
 
     ``bounded`` has the messages of PyG's layers that no kernel computes made and reduced in chunks of edges, and made again in the
     backward pass: with ``auto`` where they would take more than half of the free memory, with ``on`` always, with ``off`` never.
+
+    ``dgl_bridge`` has graphs of a DGL without CUDA live on a GPU (:mod:`gnnfast.dgl.bridge`).
     """
 
     enabled: bool = _setting(True, "GNNFAST", "0 or 1", _flag)
@@ -120,6 +122,7 @@ class Settings:
     sample_rescale: bool = _setting(True, "GNNFAST_SAMPLE_RESCALE", "0 or 1", _flag)
     dropout: str = _setting("kernel", "GNNFAST_DROPOUT", *_one_of(*DROPOUTS))
     bounded: str = _setting("auto", "GNNFAST_BOUNDED", *_one_of("auto", "on", "off"))
+    dgl_bridge: bool = _setting(True, "GNNFAST_DGL_BRIDGE", "0 or 1", _flag)
     cache_mb: int | None = _setting(None, "GNNFAST_CACHE_MB", "an integer of at least 0", _natural)
     strict: bool = _setting(False, "GNNFAST_STRICT", "0 or 1", _flag)
     log: str = _setting("off", "GNNFAST_LOG", *_one_of(*LOG_LEVELS))

@@ -158,6 +158,14 @@ def test_graphbolt_stub_says_why(run_python):
     assert "dgl.graphbolt.ItemSet is not available" in out and "gnnfast put a stub in its place" in out
 
 
+@has_dgl
+def test_a_missing_sparse_library_says_what_to_do(run_python):
+    out = run_python("import gnnfast, dgl\ndgl.rand_graph(3, 4).adj()", check=False)
+    if "Error" not in out and "Unavailable" not in out:
+        pytest.skip("this DGL ships its libraries for this torch")
+    assert "dgl.sparse, which g.adj() needs too, is not available" in out and "g.adj_external()" in out
+
+
 @has_pyg
 @pytest.mark.parametrize(
     "env,expected",

@@ -169,7 +169,7 @@ def _unsupported(gidx: Any, op: str, reduce_op: str, lhs: Any, rhs: Any) -> str:
     if op == "copy_lhs":
         return _unsupported_operands(gidx, ("features", lhs, "num_src"))
     reason = _unsupported_operands(gidx, ("features", lhs, "num_src"), ("weights", rhs, "num_edges"))
-    if not reason and _heads(lhs, rhs) is None:
+    if not reason and heads_of_weights(lhs, rhs) is None:
         return f"weights of shape {list(rhs.shape)} against features of shape {list(lhs.shape)}"
     return reason
 
@@ -217,7 +217,7 @@ def _unsupported_operands(gidx: Any, *operands: tuple[str, Any, str]) -> str:
     return ""
 
 
-def _heads(lhs: Tensor, rhs: Tensor) -> int | None:
+def heads_of_weights(lhs: Tensor, rhs: Tensor) -> int | None:
     """Number of weights per edge if broadcasting ``rhs`` against ``lhs`` (right-aligned) gives each a run of features."""
     x, w = tuple(lhs.shape[1:]), tuple(rhs.shape[1:])
     w = (1,) * (len(x) - len(w)) + w
@@ -235,7 +235,7 @@ def _gspmm(gidx: Any, op: str, reduce_op: str, lhs: Tensor, rhs: Any) -> Tensor:
     x = lhs if lhs.dim() == 2 else lhs.reshape(lhs.shape[0], shape.numel())  # the same object: constant features are known by it
     weight = None
     if op == "mul":
-        heads = _heads(lhs, rhs)
+        heads = heads_of_weights(lhs, rhs)
         assert heads is not None
         weight = rhs.reshape(graph.num_edges) if heads == 1 else rhs.reshape(graph.num_edges, heads)
     # Rows without edges hold the reduction's neutral element, which update_all() turns into 0, but a graph without edges holds 0.

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from gnnfast import reporting
+from gnnfast.dgl import bridge
 from gnnfast.dgl.backend import make_edge_softmax, make_gsddmm, make_gspmm, make_gspmm_mean
 from gnnfast.dgl.structure import make_get_relation_graph, make_reverse
 from gnnfast.patching import Patches, Unknown, fingerprint
@@ -59,6 +60,9 @@ def install(module: ModuleType, patches: Patches) -> None:
         for owner, attribute in held:
             patches.set_attribute(owner, attribute, replacement)
         reporting.patched("dgl", label, "patched")
+    if not bridge.absent():
+        bridge.install(patches)
+        reporting.patched("dgl", "graphs on a GPU", "patched")
 
 
 def _holder(module: str, name: str) -> tuple[Any, str]:

@@ -91,24 +91,41 @@ def structure(gidx: Any) -> Graph:
 
 
 def _make(gidx: Any, of: Known) -> Graph:
-    # DGL's own calls below: the methods of the index around them take five times as long, more than a small graph's aggregation.
-    dgl_index = sys.modules["dgl.heterograph_index"]
-    made = {str(name) for name in dgl_index._CAPI_DGLHeteroGetCreatedFormats(gidx)}
-    if "coo" in made and (
-        "csc" not in made or of.num_edges <= FEW_EDGES
-    ):  # which is used as it is if that costs less than to convert
-        src, dst = _tensors(dgl_index._CAPI_DGLHeteroEdges(gidx, 0, "eid"), 2)
+    if hasattr(type(gidx), "ends"):  # it is on a GPU
+        src, dst = gidx.ends()
         graph = Graph.of_ids(src, dst, of.num_src, of.num_dst, of.num_edges)
     else:
-        by_dst = "csc" in made
-        indptr, indices, ids = _tensors(dgl_index._CAPI_DGLHeteroGetAdj(gidx, 0, by_dst, "csr"), 3)
-        graph = Graph(of.num_src, of.num_dst, of.num_edges, ids.device)
-        with torch.inference_mode(False):
-            perm = formats.int32(ids) if ids.numel() else None  # empty: slots are edge ids
-            arrays = formats.from_arrays(formats.int32(indptr), formats.int32(indices), perm)
-            graph.set_format(BY_DST if by_dst else BY_SRC, arrays)
+        # COO is used as it is where that costs less than to convert.
+        kind, arrays = host_edges(gidx, 0, of.num_edges <= FEW_EDGES)
+        if kind == "coo":
+            graph = Graph.of_ids(arrays[0], arrays[1], of.num_src, of.num_dst, of.num_edges)
+        else:
+            graph = Graph(of.num_src, of.num_dst, of.num_edges, arrays[0].device)
+            with torch.inference_mode(False):
+                indptr, indices, ids = arrays
+                perm = formats.int32(ids) if ids.numel() else None  # empty: slots are edge ids
+                made = formats.from_arrays(formats.int32(indptr), formats.int32(indices), perm)
+                graph.set_format(BY_DST if kind == "csc" else BY_SRC, made)
     graph.edges.checked = True
     return graph.reverse() if of.flipped else graph
+
+
+def host_edges(gidx: Any, etype: int, prefer_coo: bool = True) -> tuple[str, list[Tensor]]:
+    """The edges of a relation in a format that DGL has: ``coo`` with ``(src, dst)`` by edge id, with ``prefer_coo`` wherever it is
+    there, or ``csc`` by destination or ``csr`` by source with ``(indptr, indices, edge ids)``, of which the ids are empty where
+    slots are edge ids."""
+    # DGL's own calls: the methods of the index around them take five times as long, more than a small graph's aggregation.
+    dgl_index = sys.modules["dgl.heterograph_index"]
+    made = {str(name) for name in dgl_index._CAPI_DGLHeteroGetCreatedFormats(gidx)}
+    if "coo" in made and ("csc" not in made or prefer_coo):
+        return "coo", _tensors(dgl_index._CAPI_DGLHeteroEdges(gidx, etype, "eid"), 2)
+    kind = "csc" if "csc" in made else "csr"
+    return kind, _tensors(dgl_index._CAPI_DGLHeteroGetAdj(gidx, etype, kind == "csc", "csr"), 3)
+
+
+def share(gidx: Any, other: Any) -> None:
+    """Lets another index of the same edges know what is known of this one."""
+    other.__dict__[_KNOWN] = known(gidx)
 
 
 def _tensors(arrays: Any, count: int) -> list[Tensor]:

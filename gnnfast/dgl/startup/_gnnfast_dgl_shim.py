@@ -1,7 +1,7 @@
 """Makes DGL importable where it ships no GraphBolt library for the installed torch (DGL 2.x from PyPI on torch above 2.2).
 
 DGL imports ``dgl.graphbolt`` for a few classes that only graphbolt's own data loaders need. A stub takes its place; whatever is
-asked of it raises an ImportError that says why. Imports neither torch nor DGL.
+asked of it raises an ImportError that says why; so does ``import dgl.sparse``. Imports neither torch nor DGL.
 """
 
 import importlib.abc
@@ -17,6 +17,10 @@ _NAME = "dgl.graphbolt"
 
 class GraphBoltUnavailable(ImportError):
     """Something of ``dgl.graphbolt`` was asked for, which is a stub."""
+
+
+class SparseUnavailable(ImportError):
+    """``dgl.sparse``, or what is made of it (``g.adj()``), was asked for; DGL ships no library of it for the installed torch."""
 
 
 class _Stub(types.ModuleType):
@@ -45,6 +49,13 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         if name.startswith(_NAME + "."):
             raise self.error(name[len(_NAME) + 1 :])
+        if name == "dgl.sparse":
+            reason = _missing("Sparse", "dgl_sparse", "dgl_sparse_pytorch")
+            if reason:
+                raise SparseUnavailable(
+                    f"dgl.sparse, which g.adj() needs too, is not available: {reason}. Use g.adj_tensors(), g.adj_external() or "
+                    "torch.sparse, or a pair of torch and DGL for which DGL ships it"
+                )
         return None
 
     def create_module(self, spec):
@@ -72,14 +83,9 @@ def reason_needed():
     folder = os.path.join(next(iter(spec.submodule_search_locations)), "graphbolt")
     if not os.path.isdir(folder):
         return None
-    try:
-        torch = importlib.metadata.version("torch").split("+")[0]
-        dgl = importlib.metadata.version("dgl")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    library = {"darwin": f"libgraphbolt_pytorch_{torch}.dylib", "win32": f"graphbolt_pytorch_{torch}.dll"}
-    if not os.path.exists(os.path.join(folder, library.get(sys.platform, f"libgraphbolt_pytorch_{torch}.so"))):
-        return f"DGL {dgl} ships no GraphBolt library for torch {torch}"
+    missing = _missing("GraphBolt", "graphbolt", "graphbolt_pytorch")
+    if missing:
+        return missing
     with open(os.path.join(folder, "base.py"), encoding="utf-8") as file:
         wants_torchdata = "torchdata" in file.read()
     try:
@@ -88,6 +94,22 @@ def reason_needed():
     except ImportError:
         return "torchdata.datapipes, which it needs, is not installed (torchdata 0.10 removed it)"
     return None
+
+
+def _missing(title, folder, library):
+    """Why a library of DGL's for the installed torch cannot be loaded, or None if it is there, or nobody knows."""
+    try:
+        torch = importlib.metadata.version("torch").split("+")[0]
+        dgl = importlib.metadata.version("dgl")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    spec = importlib.util.find_spec("dgl")
+    file = {"darwin": f"lib{library}_{torch}.dylib", "win32": f"{library}_{torch}.dll"}.get(
+        sys.platform, f"lib{library}_{torch}.so"
+    )
+    if os.path.exists(os.path.join(next(iter(spec.submodule_search_locations)), folder, file)):
+        return None
+    return f"DGL {dgl} ships no {title} library for torch {torch}"
 
 
 def installed_reason():
