@@ -134,7 +134,7 @@ def measure(
     row["layer without edges ms"] = timing.median_ms(lambda: step(layer, x, edge_index[:, :0]), device, repeats)
     largest = max(float(b.norm()) for b in results[False])
     for a, b in zip(results[True], results[False]):
-        error = float((a - b).norm()) / max(float(b.norm()), 1e-3 * largest)
+        error = float((a - b).norm()) / max(float(b.norm()), 0.05 * largest)
         assert error < 1e-3, f"gradients differ by {error}"
     row["PyG / gnnfast"] = row["PyG ms"] / row["gnnfast ms"]
     sizes = f"{graph} {name} {width_in} -> {width_out}"
