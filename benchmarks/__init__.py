@@ -4,6 +4,7 @@ BENCHMARKS = {
     "spmm": "sparse-dense products beside cuSPARSE, MKL, DGL and gather-scatter",
     "attention": "scores, softmax and weighted sums over a graph, beside the same with PyG's operations",
     "layers": "whole PyG layers, forward and backward, with gnnfast on and off",
+    "compiled": "models under torch.compile: PyG compiled, gnnfast uncompiled and compiled",
     "host": "whole models on small graphs and graphs new in each step, with gnnfast on and off",
     "sampled": "accuracy and time of sampled inference, of your own model (--script) or of known ones",
     "sparse_features": "aggregations, products, layers and training on sparse node features, by density, beside dense ones and PyG",

@@ -37,6 +37,9 @@ storage. *Constant* excludes what changes without
 any of these: optimisers write into parameters unseen, so of a tensor that ever required a gradient nothing is derived and kept
 (:func:`is_constant`). Nothing that users can reach is shared: what they get is theirs alone.
 
+Buffers that a compiler makes are written into without a sign: in compiled code only its inputs are known by identity
+(:mod:`gnnfast.pyg.compiled`).
+
 What cannot be noticed, and README says so: writes into the memory of a constant tensor that go past its version counter, which are
 those through ``.data``, through a NumPy array or DLPack capsule that shares it, and by an optimiser through the parameter that a
 tensor was detached from.

@@ -19,11 +19,18 @@ from typing import Any
 
 _MISSING = object()
 
-# Put before the first statement of a patched function. TorchScript and torch.compile read it and take the original body.
+# Put before the first statement of a patched function. TorchScript reads it and takes the original body, and so does torch.compile
+# where nothing else is there to be traced.
 _BLOCK = """\
 if not torch.jit.is_scripting():
     if not torch.compiler.is_compiling():
         {hook} = {dispatch}({arguments})
+        if {hook} is not NotImplemented:
+            return {hook}
+"""
+_TRACED_BLOCK = """\
+    else:
+        {hook} = {traced}({arguments})
         if {hook} is not NotImplemented:
             return {hook}
 """
@@ -55,7 +62,14 @@ class Patches:
 
         self._undo.append(undo)
 
-    def add_dispatch(self, function: FunctionType, source: str, dispatch: Callable[..., Any], as_dict: bool = False) -> None:
+    def add_dispatch(
+        self,
+        function: FunctionType,
+        source: str,
+        dispatch: Callable[..., Any],
+        as_dict: bool = False,
+        traced: Callable[..., Any] | None = None,
+    ) -> None:
         """Lets ``dispatch`` see every call of ``function`` first; ``NotImplemented`` from it runs the original body.
 
         Args:
@@ -63,6 +77,7 @@ class Patches:
             source: its source, or that of its module.
             dispatch: takes the parameters by position; with ``as_dict`` as ``(first, second, last, {name: value, ...})`` where
                 the dictionary holds the parameters in between.
+            traced: what ``torch.compile`` traces in place of ``dispatch``; if not given, the original body.
         """
         if function in self._swapped:
             return
@@ -72,13 +87,16 @@ class Patches:
             arguments = f"{names[0]}, {names[1]}, {names[-1]}, {{{middle}}}"
         else:
             arguments = ", ".join(names)
-        name = f"{_HOOK}_dispatch_{function.__qualname__.replace('.', '_')}"  # several functions of a module may be patched
-        code = _inject(source, function, _BLOCK.format(hook=_HOOK, dispatch=name, arguments=arguments))
+        # Names of its own: several functions of a module may be patched.
+        names_of = {kind: f"{_HOOK}_{kind}_{function.__qualname__.replace('.', '_')}" for kind in ("dispatch", "traced")}
+        block = (_BLOCK if traced is None else _BLOCK + _TRACED_BLOCK).format(hook=_HOOK, arguments=arguments, **names_of)
+        code = _inject(source, function, block)
         self._swapped[function] = function.__code__
         import torch
 
-        added = [name] if "torch" in function.__globals__ else [name, "torch"]
-        function.__globals__.update({name: dispatch, "torch": torch})
+        hooks = {names_of["dispatch"]: dispatch} | ({} if traced is None else {names_of["traced"]: traced})
+        added = [*hooks] if "torch" in function.__globals__ else [*hooks, "torch"]
+        function.__globals__.update(hooks | {"torch": torch})
         function.__code__ = code
 
         def undo() -> None:

@@ -170,18 +170,20 @@ def linear_layer(
         ids.check()
     what = f"{choice.kernel} {reduce}"
     count(graph, place, f"linear and {what}" if first else f"{what} and linear", choice.reason, graph.num_src * width * itemsize)
-    a: Formats | Coo
-    coo = graph.coo if choice.kernel == "gas" else None
-    if coo is not None:
-        graph.edges.regret += choice.regret
-        a = Coo((coo[1], coo[0]), weight, graph.num_dst, graph.num_src, reduce == "mean")
-    else:
-        args, in_slots, transposed = arguments(graph, weight, csc, width * itemsize)
-        a = Formats(args, in_slots, transposed, reduce == "mean")
+    a = adjacency(graph, choice, weight, reduce, csc, width * itemsize)
     if bias is not None and bias.requires_grad and needs_grad and not _others_need_grad(operands):
         # As in an addition, nothing is kept for its gradient.
         return layer(False, a, first, product, x, lin_weight, None, x_dst, root) + bias
     return layer(needs_grad, a, first, product, x, lin_weight, bias, x_dst, root)
+
+
+def adjacency(graph: Graph, choice: Choice, weight: Tensor | None, reduce: str, csc: bool, row_bytes: int) -> Formats | Coo:
+    """The graph with its constant weights, as a sum or mean, in the form that the chosen kernel takes."""
+    coo = graph.coo if choice.kernel == "gas" else None
+    if coo is None:
+        return Formats(*arguments(graph, weight, csc, row_bytes), reduce == "mean")
+    graph.edges.regret += choice.regret
+    return Coo((coo[1], coo[0]), weight, graph.num_dst, graph.num_src, reduce == "mean")
 
 
 def _others_need_grad(operands: Linear) -> bool:
@@ -248,7 +250,7 @@ def attention(
         if dropout:
             alpha = torch.nn.functional.dropout(alpha, p=dropout, training=True)
         return aggregate(graph, x, alpha, "sum", place=place, training=training), alpha
-    (x,), narrowed = _of_width(width, heads, x)
+    (x,), narrowed = of_width(width, heads, x)
     return narrowed(fused_attention(graph, x, dst, src, slope, dropout, place=place)), None
 
 
@@ -279,7 +281,7 @@ def dot_attention(
         alpha = softmax(graph, dot(graph, query, key, heads, place) * scale, place=place)
         kept = torch.nn.functional.dropout(alpha, p=dropout, training=True) if dropout else alpha
         return aggregate(graph, value, kept, "sum", place=place, training=training), alpha
-    (query, key, value), narrowed = _of_width(width, heads, query, key, value)
+    (query, key, value), narrowed = of_width(width, heads, query, key, value)
     args, needs_grad, seed = _prepare(graph, place, dropout, query, key, value)
     out = call(PAIR_ATTENTION, needs_grad, args, query, key, value, None, heads, scale, float(dropout), seed, needs_grad)
     return narrowed(out), None
@@ -293,13 +295,16 @@ def gatv2_attention(
     width = held_width(key, heads)
     if not _fuses(dropout, heads) or width is None:
         return None
-    (query, key, att), narrowed = _of_width(width, heads, query, key, att)
+    (query, key, att), narrowed = of_width(width, heads, query, key, att)
     args, needs_grad, seed = _prepare(graph, place, dropout, query, key, att)
     out = call(PAIR_ATTENTION, needs_grad, args, query, key, None, att, heads, slope, float(dropout), seed, needs_grad)
     return narrowed(out)
 
 
-def _of_width(width: int, heads: int, *rows: Tensor) -> tuple[tuple[Tensor, ...], Callable[[Tensor], Tensor]]:
+Narrow = Callable[[Tensor], Tensor]
+
+
+def of_width(width: int, heads: int, *rows: Tensor) -> tuple[tuple[Tensor, ...], Narrow]:
     """Rows ``[..., F]`` with ``width`` features a head, of which those that they do not have are 0 and count for nothing, and what
     makes of a result as wide one of ``[..., F]``."""
     features = rows[0].shape[-1] // max(heads, 1)

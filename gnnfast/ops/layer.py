@@ -52,6 +52,11 @@ class Coo(NamedTuple):
     def times(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return _ops.spmm_coo.default(*self.coo, self.weight, x, self.num_rows, _MEAN if self.mean else _SUM)  # type: ignore[no-any-return]
 
+    def degree(self) -> Tensor | None:
+        """The degrees of a mean, which :meth:`times` returns too."""
+        ones = self.coo[0].new_ones(self.num_cols, 1, dtype=torch.float32)
+        return self._replace(weight=None).times(ones)[1] if self.mean else None
+
     def kept(self) -> tuple[Tensor | None, ...]:
         return *self.coo, self.weight
 

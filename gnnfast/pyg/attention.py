@@ -33,7 +33,7 @@ _hooks = operator.itemgetter("_edge_update_forward_pre_hooks", "_edge_update_for
 _OVERRIDES = ("propagate", "edge_updater", "edge_update", "edge_collect")
 
 
-def _make_conv(parts: _Parts) -> Callable[[FunctionType], Callable[..., Any]]:
+def _make_conv(parts: Parts) -> Callable[[FunctionType], Callable[..., Any]]:
     """A dispatcher for the ``forward(x, edge_index, edge_attr, ..., return_attention_weights)`` of a layer."""
 
     def make(original: FunctionType) -> Callable[..., Any]:
@@ -74,7 +74,7 @@ def is_first_and_small(module: Any, edge_index: Any) -> bool:
     return cannot_win(edge_index.shape[-1], row_bytes, torch.is_grad_enabled(), settings())
 
 
-class _Parts(NamedTuple):
+class Parts(NamedTuple):
     """What is peculiar to a layer: what its message is, a parameter of the dtype of the others, those of its linear layers of which
     one row must be there, how it goes on, and whether its ``forward`` takes a ``size``."""
 
@@ -87,22 +87,13 @@ class _Parts(NamedTuple):
     serves_edge_features: bool = False
 
 
-def _check(known: Any, parts: _Parts, module: Any, pair: Any, edge_index: Any, edge_attr: Any, size: Any, weights: Any) -> None:
+def _check(known: Any, parts: Parts, module: Any, pair: Any, edge_index: Any, edge_attr: Any, size: Any, weights: Any) -> None:
     """Raises Unsupported if the layer is not what PyG wrote, or kernels do not take its operands."""
     reason = guards.context()
-    own, cls = module.__dict__, type(module)
     if reason or len(pair) != 2 or size is not None or weights not in ((None, True) if parts.serves_weights else (None,)):
         raise Unsupported(reason or "an argument is not served")
-    if cls is not known or not own.keys().isdisjoint(_OVERRIDES):
-        raise Unsupported("a method is another than the layer's")
-    verdict = check_module(module)
-    if verdict.message != parts.message or verdict.reduce != "sum" or verdict.update is not None:
-        raise Unsupported("the layer aggregates something else")
-    if any(_hooks(own)) or not is_dispatched(cls.propagate):
-        raise Unsupported("hooks are registered on the layer")
-    reason = replaced_in_attention(known)
-    if reason:
-        raise Unsupported(reason)
+    check_layer(known, parts, module)
+    own = module.__dict__
     like = pair[0] if parts.parameter is None else own["_parameters"].get(parts.parameter)
     for name, t in (("x", pair[0]), ("x", pair[1]), ("att", like)):
         reason = guards.operand(name, t)
@@ -118,16 +109,9 @@ def _check(known: Any, parts: _Parts, module: Any, pair: Any, edge_index: Any, e
             raise Unsupported("features, parameters and edge_index do not agree in dtype or device")
     if dtype not in FEATURE_DTYPES:
         raise Unsupported("features, parameters and edge_index do not agree in dtype or device")
-    if own["node_dim"] != 0 or own["flow"] != "source_to_target" or torch.is_autocast_enabled(device.type):
+    if torch.is_autocast_enabled(device.type):
         raise Unsupported("an option is not served")
-    modules = own["_modules"]
-    if not any(all(modules.get(name) is not None for name in names) for names in parts.linears):
-        raise Unsupported("linear layers are missing")
-    if type(own.get("negative_slope", 0)) not in (int, float):
-        raise Unsupported("an option is not served")
-    if type(own["dropout"]) not in (int, float) or not 0 <= own["dropout"] <= 1:
-        raise Unsupported("an option is not served")
-    edge_layer = modules.get("lin_edge")
+    edge_layer = own["_modules"].get("lin_edge")
     if edge_attr is not None or (edge_layer is not None and parts.message is DOT_ATTENTION):
         if not parts.serves_edge_features:
             raise Unsupported("edge features are added to rows of features")
@@ -137,16 +121,46 @@ def _check(known: Any, parts: _Parts, module: Any, pair: Any, edge_index: Any, e
             raise Unsupported("edge_attr does not fit")
 
 
+def check_layer(known: Any, parts: Parts, module: Any) -> None:
+    """Raises Unsupported if the layer is not what PyG wrote, or an option is not served."""
+    own, cls = module.__dict__, type(module)
+    if cls is not known or not own.keys().isdisjoint(_OVERRIDES):
+        raise Unsupported("a method is another than the layer's")
+    verdict = check_module(module)
+    if verdict.message != parts.message or verdict.reduce != "sum" or verdict.update is not None:
+        raise Unsupported("the layer aggregates something else")
+    if any(_hooks(own)) or not is_dispatched(cls.propagate):
+        raise Unsupported("hooks are registered on the layer")
+    reason = replaced_in_attention(known)
+    if reason:
+        raise Unsupported(reason)
+    if own["node_dim"] != 0 or own["flow"] != "source_to_target":
+        raise Unsupported("an option is not served")
+    modules = own["_modules"]
+    if not any(all(modules.get(name) is not None for name in names) for names in parts.linears):
+        raise Unsupported("linear layers are missing")
+    if type(own.get("negative_slope", 0)) not in (int, float):
+        raise Unsupported("an option is not served")
+    if type(own["dropout"]) not in (int, float) or not 0 <= own["dropout"] <= 1:
+        raise Unsupported("an option is not served")
+
+
 def _graph(module: Any, pair: tuple[Tensor, Tensor], edge_index: Tensor, weights: bool) -> tuple[Any, Tensor]:
     """The graph of a layer and its ``edge_index``, with self loops where the layer adds them: kept with the user's. Listed as PyG
     lists them only where somebody sees it, as how many edges there then are only a GPU knows."""
     num_src, num_dst = pair[0].shape[0], pair[1].shape[0]
     if not getattr(module, "add_self_loops", False):
         return graph_of(edge_index, num_src, num_dst, True), edge_index
-    nodes = min(num_src, num_dst)
     current = settings()
     listed = weights or not edge_index.is_cuda or (_dropout(module) and current.dropout == "framework")
     listed = listed or current.sample != "off" or current.kernel == "sampled"  # whose kernels take no format that leaves edges out
+    return looped_graph(edge_index, num_src, num_dst, listed)
+
+
+def looped_graph(edge_index: Tensor, num_src: int, num_dst: int, listed: bool) -> tuple[Graph, Tensor]:
+    """The graph with self loops, and its edges if they are ``listed``, else as given: kept with the user's ``edge_index``. Raises
+    Unsupported."""
+    nodes = min(num_src, num_dst)
     key: tuple[Any, ...] = ("self loops", nodes) if listed else ("a loop at each node", num_src, num_dst)
     made: Any = with_self_loops if listed else Graph.with_loops
     if guards.capturing(edge_index.device):
@@ -159,9 +173,8 @@ def _graph(module: Any, pair: tuple[Tensor, Tensor], edge_index: Tensor, weights
     return (graph_of(found, num_src, num_dst, True), found) if listed else (found, edge_index)
 
 
-def _gat(
-    module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: Tensor, edge_attr: Any, weights: Any, place: str
-) -> Any:
+def gat_operands(module: Any, x: Any, pair: Any) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]:
+    """The residual, the projected features ``[N, H C]`` and ``[M, H C]``, and the scores of both ``[N, H]`` and ``[M, H]``."""
     heads, width = module.heads, module.out_channels
     res = None if getattr(module, "res", None) is None else module.res(pair[1])
     if module.lin is not None:
@@ -171,6 +184,14 @@ def _gat(
         h_src, h_dst = module.lin_src(pair[0]), module.lin_dst(pair[1])
     a_src = (h_src.view(-1, heads, width) * module.att_src).sum(dim=-1)
     a_dst = (h_dst.view(-1, heads, width) * module.att_dst).sum(dim=-1)
+    return res, h_src, h_dst, a_src, a_dst
+
+
+def _gat(
+    module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: Tensor, edge_attr: Any, weights: Any, place: str
+) -> Any:
+    heads, width = module.heads, module.out_channels
+    res, h_src, h_dst, a_src, a_dst = gat_operands(module, x, pair)
     rows, sides = (graph.num_src, graph.num_dst), ((h_src, a_src), (h_dst, a_dst))
     fits = all(_is_plain(h, (n, heads * width), pair[0]) and _is_plain(a, (n, heads), pair[0]) for n, (h, a) in zip(rows, sides))
     alpha = None
@@ -191,7 +212,7 @@ def _gat(
             training=module.training,
             weights=bool(weights),
         )
-    out = _finish(module, out, res, alpha is None)
+    out = finish(module, out, res, alpha is None)
     if weights:
         assert alpha is not None
         if module.add_self_loops:
@@ -202,13 +223,18 @@ def _gat(
     return out
 
 
+def gatv2_operands(module: Any, x: Any, pair: Any) -> tuple[Tensor | None, Tensor, Tensor]:
+    """The residual, and the projected features of sources ``[N, H C]`` and destinations ``[M, H C]``."""
+    res = None if getattr(module, "res", None) is None else module.res(pair[1])
+    left = module.lin_l(pair[0])
+    return res, left, left if type(x) is not tuple and module.share_weights else module.lin_r(pair[1])
+
+
 def _gatv2(
     module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: Tensor, edge_attr: Any, weights: Any, place: str
 ) -> Any:
     heads, width = module.heads, module.out_channels
-    res = None if getattr(module, "res", None) is None else module.res(pair[1])
-    left = module.lin_l(pair[0])
-    right = left if type(x) is not tuple and module.share_weights else module.lin_r(pair[1])
+    res, left, right = gatv2_operands(module, x, pair)
     shape, att = heads * width, module.att
     fits = _is_plain(left, (graph.num_src, shape), pair[0]) and _is_plain(right, (graph.num_dst, shape), pair[0])
     out = None
@@ -219,7 +245,7 @@ def _gatv2(
         given = _as_pyg_lists(module, (left.shape[0], right.shape[0]), looped)
         both = left.view(-1, heads, width), right.view(-1, heads, width)
         out = module.propagate(given, x=both, alpha=module.edge_updater(given, x=both, edge_attr=None)).view(-1, shape)
-    return _finish(module, out, res, fused)
+    return finish(module, out, res, fused)
 
 
 def _transformer(
@@ -238,9 +264,14 @@ def _transformer(
         parts = {"query": query, "key": key, "value": value}
         out = module.propagate(looped, **{name: t.view(-1, heads, width) for name, t in parts.items()}, edge_attr=None)
         module._alpha, fused = None, False
+    return finish_transformer(module, out, pair[1], fused)
+
+
+def finish_transformer(module: Any, out: Tensor, x_dst: Tensor, fused: bool) -> Tensor:
+    """As :func:`finish`, for TransformerConv."""
     out = _of_heads(module, out, fused and not module.root_weight)
     if module.root_weight:
-        x_dst = module.lin_skip(pair[1])
+        x_dst = module.lin_skip(x_dst)
         if module.lin_beta is None:
             return out + x_dst
         beta = module.lin_beta(torch.cat([out, x_dst, out - x_dst], dim=-1)).sigmoid()
@@ -266,7 +297,8 @@ def _of_heads(module: Any, out: Tensor, last: bool) -> Tensor:
     return out.clone() if last else out
 
 
-def _finish(module: Any, out: Tensor, res: Tensor | None, fused: bool) -> Tensor:
+def finish(module: Any, out: Tensor, res: Tensor | None, fused: bool) -> Tensor:
+    """What a layer does with the rows of heads; ``fused``: what they are is needed in the backward pass."""
     out = _of_heads(module, out, fused and res is None and module.bias is None)
     if res is not None:
         out = out + res
@@ -280,13 +312,12 @@ def _is_plain(t: Any, shape: tuple[int, int], like: Tensor) -> bool:
 
 
 _ALPHA = Message("x", "alpha", "unsqueeze", False)
-make_gat_conv = _make_conv(
-    _Parts(
-        _ALPHA, "att_src", (("lin",), ("lin_src", "lin_dst")), _gat, takes_size=True, serves_weights=True, serves_edge_features=True
-    )
+GAT = Parts(
+    _ALPHA, "att_src", (("lin",), ("lin_src", "lin_dst")), _gat, takes_size=True, serves_weights=True, serves_edge_features=True
 )
-make_gatv2_conv = _make_conv(_Parts(_ALPHA, "att", (("lin_l", "lin_r"),), _gatv2))
-make_transformer_conv = _make_conv(_Parts(DOT_ATTENTION, None, (("lin_query", "lin_key", "lin_value", "lin_skip"),), _transformer))
+GATV2 = Parts(_ALPHA, "att", (("lin_l", "lin_r"),), _gatv2)
+TRANSFORMER = Parts(DOT_ATTENTION, None, (("lin_query", "lin_key", "lin_value", "lin_skip"),), _transformer)
+make_gat_conv, make_gatv2_conv, make_transformer_conv = map(_make_conv, (GAT, GATV2, TRANSFORMER))
 
 
 # ---- TransformerConv ---------------------------------------------------------------------------------------------------------

@@ -79,11 +79,14 @@ TEMPLATES = {"propagate.jinja": ("b0c6eb39a67b",), "collect.jinja": ("7a42629d53
 
 def install(module: ModuleType, patches: Patches) -> None:
     """Patches one of PyG's modules, which has just been or was long ago imported."""
+    from gnnfast.pyg.compiled import TRACED
+    from gnnfast.pyg.compiled import propagate as traced_propagate  # which needs what PyG has imported anyway
+
     if module.__name__ == MESSAGE_PASSING:
-        _guard("propagate", functools.partial(_install_propagate, module, patches))
+        _guard("propagate", functools.partial(_install_propagate, module, patches, traced_propagate))
     for patch in PATCHES:
         if patch.module == module.__name__:
-            _guard(patch.name, functools.partial(_install_function, module, patch, patches))
+            _guard(patch.name, functools.partial(_install_function, module, patch, patches, TRACED.get(patch.name)))
 
 
 def _guard(name: str, action: Callable[[], None]) -> None:
@@ -96,16 +99,18 @@ def _guard(name: str, action: Callable[[], None]) -> None:
         reporting.patched("pyg", name, "patched")
 
 
-def _install_function(module: ModuleType, patch: Patch, patches: Patches) -> None:
+def _install_function(module: ModuleType, patch: Patch, patches: Patches, make_traced: Any) -> None:
     function = inspect.unwrap(operator.attrgetter(patch.name)(module))
     source = Path(inspect.getfile(module)).read_text()
     found = fingerprint(source, patch.name)
     if found not in patch.known:
         raise Unknown(f"{patch.name} has fingerprint {found}, which is not a known one")
-    patches.add_dispatch(function, source, patch.make(patches.original(function)))
+    original = patches.original(function)
+    traced = None if make_traced is None else make_traced(original)
+    patches.add_dispatch(function, source, patch.make(original), traced=traced)
 
 
-def _install_propagate(module: ModuleType, patches: Patches) -> None:
+def _install_propagate(module: ModuleType, patches: Patches, traced: Callable[..., Any]) -> None:
     folder = Path(inspect.getfile(module)).parent
     for template, fingerprints in TEMPLATES.items():
         found = hashlib.sha256((folder / template).read_bytes()).hexdigest()[:12]
@@ -116,22 +121,22 @@ def _install_propagate(module: ModuleType, patches: Patches) -> None:
     # Classes get their propagate when first instantiated. Those that have one are patched now, later ones as they get it.
     def module_from_template(*args: Any, **kwargs: Any) -> Any:
         made = from_template(*args, **kwargs)
-        _patch_template(made, patches)
+        _patch_template(made, patches, traced)
         return made
 
     for cls in _subclasses(module.MessagePassing):
         function = cls.__dict__.get("_jinja_propagate")
         made = sys.modules.get(getattr(function, "__module__", ""))
         if function is not None and made is not module and getattr(made, "propagate", None) is function:
-            _patch_template(made, patches)
+            _patch_template(made, patches, traced)
     patches.set_attribute(module, "module_from_template", module_from_template)
 
 
-def _patch_template(made: Any, patches: Patches) -> None:
+def _patch_template(made: Any, patches: Patches, traced: Callable[..., Any]) -> None:
     function = getattr(made, "propagate", None)
     known.add_generated(getattr(made, "collect", None))
     if isinstance(function, FunctionType):
-        patches.add_dispatch(function, Path(made.__file__).read_text(), propagate, as_dict=True)
+        patches.add_dispatch(function, Path(made.__file__).read_text(), propagate, as_dict=True, traced=traced)
 
 
 def _subclasses(cls: type) -> set[type]:

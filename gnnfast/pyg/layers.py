@@ -34,7 +34,7 @@ from gnnfast.unsupported import Unsupported
 _OVERRIDES = ("propagate", *METHODS)
 _methods = operator.attrgetter("message", "aggregate", "update", "message_and_aggregate", "forward")
 # Orders round differently, which only these dtypes have the digits for.
-_REORDERED = (torch.float32, torch.float64)
+REORDERED = (torch.float32, torch.float64)
 _STRIDED = torch.strided
 
 
@@ -94,7 +94,7 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
             if guards.context():
                 return NotImplemented
             weight, size = (None if at is None else rest[at] for at in (at_weight, at_size))
-            parts = _parts_of(form, known, module, at_weight is not None)
+            parts = parts_of(form, known, module, at_weight is not None)
             if parts is None:
                 return NotImplemented
             call = _look(form, parts, module, x, edge_index, weight, size)
@@ -188,7 +188,7 @@ def _fetcher(form: Form) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
 _parts: dict[int, tuple[weakref.ref[Any], _Parts]] = {}
 
 
-def _parts_of(form: Form, known: Any, module: Any, weighted: bool) -> _Parts | None:
+def parts_of(form: Form, known: Any, module: Any, weighted: bool) -> _Parts | None:
     """The parts of a layer, if it is what it declares. What is not certain runs as PyG wrote it."""
     key = id(module)
     found = _parts.get(key)
@@ -480,7 +480,7 @@ def _is_cheaper_first(module: Any, call: _Call) -> bool:
     if _is_csr(x):
         ran(place, "linear first", change)  # in PyG's order they would have to be gathered
         return True
-    if x.dtype not in _REORDERED:
+    if x.dtype not in REORDERED:
         return False
     num_edges = call.edge_index.shape[1]
     if not features.sighted(x, module, "order") and saves_little(

@@ -166,7 +166,7 @@ def _operands(
         reason = guards.operand(str(message.weight), weight)
         if reason:
             raise Unsupported(reason)
-        weight = _weight(message, edge_index.shape[1], x, weight, dim)
+        weight = weight_of(message, edge_index.shape[1], x, weight, dim)
         if weight.device != x.device:
             raise Unsupported("features and weights are on different devices")
         if x.dtype != weight.dtype and x.layout is _STRIDED:
@@ -188,7 +188,7 @@ def _operands(
     return moved.reshape(moved.shape[0], shape.numel()), weight, restore
 
 
-def _weight(message: Message, edges: int, x: Tensor, weight: Tensor, dim: int) -> Tensor:
+def weight_of(message: Message, edges: int, x: Tensor, weight: Tensor, dim: int) -> Tensor:
     """The weight as ``[E]`` or ``[E, H]``, for the shapes where the framework's broadcasting means just that."""
     shape = weight.shape
     if message.form == "view":

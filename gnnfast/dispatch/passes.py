@@ -1,0 +1,220 @@
+"""Forward and backward pass of the ops as calls of their own, for who differentiates elsewhere: a compiler. Framework-free, on
+unchecked operands, without gradients; kernels are chosen and counted as :mod:`gnnfast.dispatch.execute` does."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnfast import _native
+from gnnfast.cache import note_variable
+from gnnfast.config import settings
+from gnnfast.dispatch import execute
+from gnnfast.dispatch.calls import count
+from gnnfast.dispatch.execute import adjacency, choose, of_width
+from gnnfast.graph import Graph, ids
+from gnnfast.types import EXTREMA, REDUCTIONS, TIES, Matrix
+
+if _native.cpu.loaded:
+    from gnnfast.ops.attention import MOST_DROP_HEADS, held_width, kept_scale
+    from gnnfast.ops.edge_softmax import EDGE_SOFTMAX
+    from gnnfast.ops.layer import Coo, Formats
+    from gnnfast.ops.spmm import SPMM, SPMM_MAX, over_degree
+    from gnnfast.ops.spmm_coo import SPMM_COO
+
+_ops = torch.ops.gnnfast
+
+
+def _chosen(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, train: bool, place: str = "") -> Formats | Coo:
+    """The adjacency as the selector's kernel takes it; with a ``place``, it is counted there."""
+    row_bytes = x.shape[1] * x.element_size()
+    choice = choose(graph, x.shape[1], x.element_size(), reduce, train, settings())
+    if place:
+        if graph.is_cuda:
+            ids.check()
+        count(graph, place, f"{choice.kernel} {reduce}", choice.reason, x.nbytes)
+    return adjacency(graph, choice if place else choice._replace(regret=0.0), weight, reduce, train, row_bytes)
+
+
+def aggregate(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, train: bool, place: str) -> Tensor:
+    """The sum or mean ``[num_dst, F]``; ``train``: its gradient will be asked for."""
+    return _chosen(graph, x, weight, reduce, train, place).times(x.contiguous())[0]
+
+
+def transposed(graph: Graph, grad: Tensor, weight: Tensor | None, reduce: str) -> Tensor:
+    """The gradient ``[num_src, F]`` of a sum or mean for its features."""
+    a, grad = _chosen(graph, grad, weight, reduce, True), grad.contiguous()
+    kept: Any = a.kept()
+    return a.transpose_times(kept, a.degree() if isinstance(a, Coo) else None, grad)
+
+
+def both_gradients(graph: Graph, x: Tensor, weight: Tensor, grad: Tensor, reduce: str) -> tuple[Tensor, Tensor]:
+    """The gradients of a sum or mean for features and weights."""
+    x, grad = x.contiguous(), grad.contiguous()
+    note_variable(weight)
+    a = _chosen(graph, x, weight, reduce, True)
+    if isinstance(a, Coo):
+        ctx = SimpleNamespace(reduce=REDUCTIONS[reduce], num_cols=graph.num_src, weight_shape=weight.shape)
+        kept = *a.coo, weight, x, a.degree(), None
+        _, _, to_weight, to_x, *_ = SPMM_COO.backward(ctx, (), kept, (False, False, True, True), grad)
+    else:
+        ctx = SimpleNamespace(mean=reduce == "mean", weight_shape=weight.shape)
+        to_weight, _, to_x, *_ = SPMM.backward(ctx, a.graph, (weight, None, x, None), (True, False, True), grad)
+    assert to_x is not None and to_weight is not None
+    return to_x, to_weight
+
+
+def dot(graph: Graph, a: Tensor, b: Tensor, heads: int, reduce: str, place: str) -> Tensor:
+    """``<a[dst], b[src]>`` of each edge and head, ``[E, heads]``: for a mean, over the degrees of the destinations."""
+    a, b = a.contiguous(), b.contiguous()
+    if reduce != "mean":
+        return execute.dot(graph, a, b, heads, place)
+    half = a.dtype is torch.float16  # too short for the gradients of long rows
+    wide, other = (a.float(), b.float()) if half else (a, b)
+    return execute.dot(graph, over_degree(graph.csr.rowptr, wide), other, heads, place).to(a.dtype)
+
+
+def extremum(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, train: bool, place: str) -> tuple[Tensor, Tensor]:
+    """The maximum or minimum ``[num_dst, F]``, and what the backward pass wants if ``train``. Ties as ``torch.scatter_reduce``."""
+    assert reduce in EXTREMA
+    x = x.contiguous()
+    if not train:
+        out = execute.aggregate(graph, x, weight, reduce, place=place)
+        return out, x.new_empty(0, x.shape[1], dtype=torch.int32)
+    if graph.is_cuda:
+        ids.check()
+    choice = choose(graph, x.shape[1], x.element_size(), reduce, True, settings())
+    count(graph, place, f"gar {reduce}", choice.reason, x.nbytes)
+    args = graph.args(True, x.shape[1] * x.element_size())
+    out, aux = _ops.spmm_max.default(*args, weight, x, reduce == "min", TIES["scatter"], 0.0)
+    return out, aux
+
+
+def extremum_gradients(
+    graph: Graph, x: Tensor, weight: Tensor | None, out: Tensor, aux: Tensor, grad: Tensor, to_weight: bool, to_x: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of weights and features, as far as they are asked for."""
+    args, ctx = graph.args(True, x.shape[1] * x.element_size()), SimpleNamespace(ties=TIES["scatter"])
+    kept = weight, x.contiguous(), out.contiguous(), aux.contiguous()
+    found = SPMM_MAX.backward(ctx, args, kept, (to_weight, to_x), grad.contiguous())
+    return found[0], found[1]
+
+
+# ---- attention ---------------------------------------------------------------------------------------------------------------
+def attention(
+    graph: Graph, x: Tensor, dst: Tensor, src: Tensor, slope: float, dropout: float, seed: Tensor | None, train: bool, place: str
+) -> tuple[Tensor, Tensor]:
+    """``x [num_src, F]`` weighted by the softmax of the leaky ReLU of ``dst [num_dst, H]`` plus ``src [num_src, H]`` after the
+    dropout of ``seed``, ``[num_dst, F]``; and what the backward pass wants: on a CPU the coefficients ``[E, H]``, which cost less
+    to keep there than to compute twice."""
+    args = _args(graph, x, train, place)
+    dst, src = dst.contiguous(), src.contiguous()
+    if not graph.is_cuda:
+        share = _ops.edge_softmax.default(*args, None, dst, src, slope)
+        kept = share if seed is None else share * kept_scale(seed, graph.num_edges, share, dropout)
+        return _ops.spmm.default(*args, kept, None, x.contiguous(), False), share
+    (x,), narrowed = _held(x, dst.shape[1], x)
+    out, stats = _ops.attention.default(*args, dst, src, x, slope, dropout, seed, train)
+    return narrowed(out), stats
+
+
+def attention_gradients(
+    graph: Graph,
+    x: Tensor,
+    dst: Tensor,
+    src: Tensor,
+    out: Tensor,
+    stats: Tensor,
+    grad: Tensor,
+    slope: float,
+    dropout: float,
+    seed: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of ``x``, ``dst`` and ``src``."""
+    args = _args(graph, x, True)
+    dst, src = dst.contiguous(), src.contiguous()
+    if not graph.is_cuda:
+        scale = None if seed is None else kept_scale(seed, graph.num_edges, stats, dropout)
+        kept = stats if scale is None else stats * scale
+        to_x, to_share = _ops.spmm_backward.default(*args.transposed, kept, x.contiguous(), grad.contiguous(), None)
+        to_share, ctx = to_share if scale is None else to_share * scale, SimpleNamespace(slope=slope)
+        signs = (None, None, None) if slope == 1 else (None, dst, src)
+        _, to_dst, to_src, _ = EDGE_SOFTMAX.backward(ctx, args, (stats, *signs), (False, True, True), to_share)
+        assert to_dst is not None and to_src is not None
+        return to_x, to_dst, to_src
+    (x, out, grad), narrowed = _held(x, dst.shape[1], x, out, grad)
+    atomics = not torch.are_deterministic_algorithms_enabled()
+    given = dst, src, x, out, stats, grad, slope, dropout, seed, atomics
+    to_dst, to_src, to_x = _ops.attention_backward.default(*args, *given)
+    return narrowed(to_x), to_dst, to_src
+
+
+def pair_attention(
+    graph: Graph,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    att: Tensor | None,
+    heads: int,
+    number: float,
+    dropout: float,
+    seed: Tensor | None,
+    train: bool,
+    place: str,
+) -> tuple[Tensor, Tensor]:
+    """``value [num_src, F]`` weighted by the softmax of ``number`` times ``<query[dst], key[src]>`` per head, or, with ``att [F]``,
+    ``key`` by that of ``<att, leaky_relu(query[dst] + key[src])>`` of slope ``number``; otherwise as :func:`attention`."""
+    args = _args(graph, key, train, place)
+    (query, key, value, att), narrowed = _held(key, heads, query, key, value, att)
+    out, stats = _ops.pair_attention.default(*args, query, key, value, att, heads, number, dropout, seed, train)
+    return narrowed(out), stats
+
+
+def pair_attention_gradients(
+    graph: Graph,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    att: Tensor | None,
+    out: Tensor,
+    stats: Tensor,
+    grad: Tensor,
+    heads: int,
+    number: float,
+    dropout: float,
+    seed: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of ``query``, ``key`` and ``value`` or ``att``."""
+    args = _args(graph, key, True)
+    (query, key, value, att, out, grad), narrowed = _held(key, heads, query, key, value, att, out, grad)
+    given = query, key, value, att, out, stats, grad, heads, number, dropout, seed
+    to_query, to_key, third = _ops.pair_attention_backward.default(*args, *given)
+    return narrowed(to_query), narrowed(to_key), narrowed(third if att is None else third.sum(0))
+
+
+def serves_attention(like: Tensor, heads: int, features: int, dropout: float) -> bool:
+    """Whether there is a kernel for rows such as ``like`` with so many features a head, and the dropout that is asked for."""
+    if dropout and (dropout >= 1 or settings().dropout == "framework" or heads > MOST_DROP_HEADS):
+        return False
+    return held_width(like.new_empty(0, heads * features), heads) is not None
+
+
+def _args(graph: Graph, x: Tensor, train: bool, place: str = "") -> Matrix:
+    if place:
+        if graph.is_cuda:
+            ids.check()
+        count(graph, place, "attention", "over CSR, nothing per edge is kept", x.nbytes)
+    return graph.args(train, x.shape[1] * x.element_size())
+
+
+def _held(like: Tensor, heads: int, *rows: Tensor | None) -> tuple[tuple[Tensor, ...], execute.Narrow]:
+    """Rows as wide as kernels take them, and what makes results as narrow as they were."""
+    width = held_width(like, heads)
+    assert width is not None
+    given = [None if t is None else t.contiguous() for t in rows]
+    wide, narrowed = of_width(width, heads, *(t for t in given if t is not None))
+    found = iter(wide)
+    return tuple(None if t is None else next(found) for t in given), narrowed  # type: ignore[misc]

@@ -1,0 +1,551 @@
+"""What ``torch.compile`` traces in place of PyG's functions: short functions that lead to one op over the user's ``edge_index``
+(:mod:`gnnfast.pyg.compiled_ops`), or return ``NotImplemented``, so that PyG's own body is compiled.
+
+What a module computes is asked while tracing, of the real object (:func:`_ask`). Compiled code stays as it was decided then until
+the compiler traces again, as all code does that it has traced: it does so when an option or a method of the instance is another,
+and not when somebody replaces one of a class.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import threading
+from collections.abc import Callable
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._dynamo.comptime import comptime
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from gnnfast import _native
+from gnnfast.dispatch.passes import serves_attention
+from gnnfast.dispatch.select import Layer, linear_first
+from gnnfast.patching import class_of, is_dispatched
+from gnnfast.pyg import attention as eager
+from gnnfast.pyg import compiled_ops as ops
+from gnnfast.pyg.layers import GCN, GRAPH, REORDERED, SAGE, SG, Form, parts_of
+from gnnfast.pyg.messages import DOT_ATTENTION
+from gnnfast.pyg.norm import keeps_to_itself
+from gnnfast.pyg.propagate import weight_of
+from gnnfast.pyg.verdict import check_module
+from gnnfast.reporting import fell_back
+from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, LINEAR
+from gnnfast.unsupported import Unsupported
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+# ---- questions while tracing -------------------------------------------------------------------------------------------------
+class Traced(NamedTuple):
+    """A tensor that is traced: its stand-in without values, and whether it is an input of the compiled code, which nothing in the
+    code has written into: then it is the user's own when the code runs."""
+
+    fake: Any
+    kind: type
+    given: bool
+
+
+class _State(threading.local):
+    """``frame`` is the one of :func:`_ask`, while its question is answered."""
+
+    frame: Any = None
+    answer: Any = None
+
+
+_state = _State()
+
+
+def _ask(question: Callable[..., Any], *things: Any) -> Any:
+    """``question(*things)`` while tracing, of real objects and :class:`Traced` tensors. The answer, made of tuples, strings and
+    numbers, is a constant of the compiled code; that holds as long as the options among the ``things`` are the same. ``None`` means
+    that PyG's own must run."""
+    comptime(_answer)
+    return _answered()
+
+
+def _answer(ctx: Any) -> None:
+    _state.frame = ctx._i_will_not_complain_if_bc_breaks_InstructionTranslator()
+    question, things = (_state.frame.symbolic_locals[name].realize() for name in ("question", "things"))
+    try:
+        # Exported programs must run without gnnfast. Asked here: torch 2.10 takes is_exporting() for true in all that it traces.
+        exports = torch.compiler.is_exporting() or _state.frame.output.export
+        _state.answer = None if exports else question.as_python_constant()(*map(_real, things.items))
+    except GuardOnDataDependentSymNode:  # sizes that are computed within the code: as PyG wrote it
+        _state.answer = None
+    finally:
+        _state.frame = None
+
+
+def _real(variable: Any) -> Any:
+    """What the compiler's stand-in for a value stands for."""
+    variable = variable.realize()
+    if isinstance(variable, torch._dynamo.variables.TensorVariable):
+        node = variable.as_proxy().node
+        fake = node.meta["example_value"]
+        # Inputs of inner graphs, such as a checkpointed part's, may be made in between.
+        given = (
+            node.op in ("placeholder", "get_attr") and node.graph is _state.frame.output.root_tracer.graph and fake._version == 0
+        )
+        return Traced(fake, variable.python_type(), given)
+    if isinstance(variable, torch._dynamo.variables.SymNodeVariable):
+        return variable.sym_num
+    if variable.is_python_constant():
+        return variable.as_python_constant()
+    return getattr(variable, "value", variable)
+
+
+def _caller(frames: int) -> Any:
+    """The traced frame so many calls above the one that asks."""
+    found = _state.frame.parent
+    for _ in range(frames - 1):
+        found = found.parent
+    return found
+
+
+@torch.compiler.assume_constant_result
+def _answered() -> Any:
+    answer, _state.answer = _state.answer, None
+    return answer
+
+
+def _context() -> str:
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a torch.func transform is active"
+    return "forward-mode AD is active" if torch.autograd.forward_ad._current_level >= 0 else ""
+
+
+def _check_edges(edge_index: Any) -> None:
+    """Raises Unsupported if an op does not take it, or would not know it again."""
+    if not isinstance(edge_index, Traced) or edge_index.kind is not Tensor or edge_index.fake.layout is not torch.strided:
+        raise Unsupported(f"the adjacency is a {getattr(edge_index, 'kind', type(edge_index)).__name__}")
+    fake = edge_index.fake
+    if fake.dim() != 2 or fake.shape[0] != 2 or fake.dtype not in INDEX_DTYPES:
+        raise Unsupported(f"edge_index is {fake.dtype} of {fake.dim()} dimensions")
+    if not edge_index.given:
+        raise Unsupported("edge_index is computed within the compiled code")
+
+
+def _check_operand(name: str, t: Any, edge_index: Traced) -> None:
+    if not isinstance(t, Traced) or t.kind not in _PLAIN:
+        raise Unsupported(f"{name} is a {getattr(t, 'kind', type(t)).__name__}")
+    if t.fake.layout is not torch.strided or t.fake.dtype not in FEATURE_DTYPES:
+        raise Unsupported(f"{name} is {t.fake.dtype} of layout {t.fake.layout}")
+    if t.fake.device != edge_index.fake.device:
+        raise Unsupported(f"{name} and edge_index are on different devices")
+    missing = _native.missing(t.fake.device.type)
+    if missing:
+        raise Unsupported(missing)
+
+
+def _is_constant(weight: Any) -> bool:
+    """Whether values may be derived from a weight and kept."""
+    return weight is not None and weight.given and weight.kind is Tensor and not weight.fake.requires_grad
+
+
+def _hint(size: Any) -> int:
+    """The size that is met now, which decides nothing but the order of operations: it must not bind the compiled code."""
+    return size if isinstance(size, int) else int(size.node.hint) if size.node.has_hint() else 0
+
+
+# ---- propagate ---------------------------------------------------------------------------------------------------------------
+class Normalised(NamedTuple):
+    """What a layer that only passes it on to ``propagate`` gets for the weights of ``gcn_norm``: how to make them."""
+
+    weight: Tensor | None
+    constant: bool
+    improved: bool
+    loops: bool
+    dtype: torch.dtype
+    original: Any
+
+
+def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+    """Stands in for the ``propagate`` that PyG generates for a class."""
+    if not torch.compiler.is_dynamo_compiling():
+        return NotImplemented
+    message = _ask(_message, module, *_parts(module))
+    if message is None:
+        return NotImplemented
+    feature, weighs, update = message
+    given: Any = kwargs.get(feature)
+    x, x_dst, weight, to_target = given, None, kwargs.get(weighs), module.flow == "source_to_target"
+    normed = weight if isinstance(weight, Normalised) else None
+    if isinstance(given, (tuple, list)):
+        if len(given) != 2 or not to_target:
+            return NotImplemented
+        x, x_dst = given
+    of_src, of_dst = (None, None) if size is None else size if to_target else size[::-1]
+    if normed is None:
+        plan = _ask(_plan, module, edge_index, x, x_dst, weight, weighs in kwargs, of_src, of_dst)
+    else:
+        plan = _ask(_plan_normalised, module, edge_index, x, normed.dtype, x_dst, of_src, of_dst)
+    if plan is None:
+        if normed is None:
+            return NotImplemented
+        options = normed.improved, normed.loops, module.flow, normed.dtype
+        edge_index, weight = normed.original(edge_index, normed.weight, x.shape[module.node_dim], *options)
+        return module.propagate(edge_index, size=size, **(kwargs | {weighs: weight}))
+    reduce, per_head, constant, place = plan
+    dim = module.node_dim % x.dim()
+    num_src = x.shape[dim]
+    num_dst = of_dst if of_dst is not None else num_src if x_dst is None else x_dst.shape[dim]
+    if normed is not None:
+        x = x.to(normed.dtype)
+    elif weight is not None:
+        weight = weight.reshape(-1, x.shape[1]) if per_head else weight if weight.dim() == 1 else weight.reshape(-1)
+        if weight.dtype != x.dtype:
+            dtype = torch.promote_types(x.dtype, weight.dtype)
+            x, weight = x.to(dtype), weight.to(dtype)
+    moved = x if dim == 0 else x.movedim(dim, 0)
+    shape = moved.shape[1:]
+    flat = moved.reshape(num_src, math.prod(shape))
+    edges = edge_index, num_src, num_dst, to_target, False, place
+    if normed is not None:
+        out = _times(normed, flat, edge_index, to_target, reduce == "mean", place)
+    elif reduce == "sum" or reduce == "mean":
+        out = ops.SPMM(flat, weight, reduce == "mean", constant, _needs_grad(flat, weight), False, *edges)
+    else:
+        out = ops.EXTREMUM(flat, weight, reduce == "min", _needs_grad(flat, weight), *edges)[0]
+    out = out.view(num_dst, *shape)
+    out = out if dim == 0 else out.movedim(0, dim).contiguous()
+    return out if update is None else module.update(out, **{name: kwargs[name] for name in update if name in kwargs})
+
+
+def _parts(module: Any) -> tuple[Any, ...]:
+    """What of a module decides: code is traced again when one of these is another."""
+    methods = module.message, module.aggregate, module.update, module.propagate, module.message_and_aggregate
+    return module.flow, module.node_dim, module.explain, module.aggr_module, *methods
+
+
+def _left(module: Any, reason: str) -> None:
+    fell_back(f"pyg {type(module).__name__}", f"compiled: {reason}")
+
+
+def _message(module: Any, *_: Any) -> Any:
+    """The names of features and weights, and what update() asks for; ``None`` if PyG's own must run."""
+    try:
+        reason = _context()
+        if reason:
+            raise Unsupported(reason)
+        verdict = check_module(module)
+        if verdict.message is DOT_ATTENTION:
+            raise Unsupported("attention of another forward than the layer's")
+    except Unsupported as error:
+        _left(module, str(error))
+        return None
+    return verdict.message.feature, verdict.message.weight or "", verdict.update
+
+
+def _plan(
+    module: Any, edge_index: Any, x: Any, x_dst: Any, weight: Any, passed: bool, of_src: Any, of_dst: Any
+) -> tuple[Any, ...] | None:
+    """The reduction, whether there are weights per head, whether these are constant, and the place of the report."""
+    try:
+        verdict = check_module(module)
+        message = verdict.message
+        dim = _check_sizes(module, edge_index, x, x_dst, of_src, of_dst)
+        per_head = False
+        if message.weight is not None and weight is None and not (message.optional and passed):
+            raise Unsupported(f"message() uses {message.weight}, which was not passed to propagate()")
+        if weight is not None:
+            _check_operand(message.weight or "", weight, edge_index)
+            per_head = weight_of(message, edge_index.fake.shape[1], x.fake, weight.fake, dim).dim() == 2
+    except Unsupported as error:
+        _left(module, str(error))
+        return None
+    # Weights that change their dtype or shape on the way are other tensors in each call.
+    constant = _is_constant(weight) and weight.fake.dim() == 1 and weight.fake.dtype == x.fake.dtype
+    return verdict.reduce, per_head, constant, verdict.place
+
+
+def _plan_normalised(
+    module: Any, edge_index: Any, x: Any, dtype: torch.dtype, x_dst: Any, of_src: Any, of_dst: Any
+) -> tuple[Any, ...] | None:
+    """The same where ``gcn_norm`` gives the weights."""
+    try:
+        verdict = check_module(module)
+        dim = _check_sizes(module, edge_index, x, x_dst, of_src, of_dst)
+        if x_dst is not None or of_dst is not None or verdict.message.form != "view" or dim != x.fake.dim() - 2:
+            raise Unsupported("an argument is not served")
+        if verdict.reduce not in LINEAR or torch.promote_types(x.fake.dtype, dtype) != dtype:
+            raise Unsupported(f"features are {x.fake.dtype}")
+    except Unsupported as error:
+        _left(module, str(error))
+        return None
+    return verdict.reduce, False, False, verdict.place
+
+
+def _check_sizes(module: Any, edge_index: Any, x: Any, x_dst: Any, of_src: Any, of_dst: Any) -> int:
+    """The dimension of the nodes. Raises Unsupported if features and sizes do not fit together."""
+    _check_edges(edge_index)
+    _check_operand("x", x, edge_index)
+    dims, dim = x.fake.dim(), module.node_dim
+    if not -dims <= dim < dims or dims < 2:
+        raise Unsupported("sizes do not fit together")
+    if x_dst is not None:
+        _check_operand("x", x_dst, edge_index)
+        if x_dst.fake.dim() <= dim % dims or (of_dst is not None and of_dst != x_dst.fake.shape[dim]):
+            raise Unsupported("sizes do not fit together")
+    if of_src is not None and of_src != x.fake.shape[dim]:
+        raise Unsupported("sizes do not fit together")
+    return dim % dims  # type: ignore[no-any-return]
+
+
+# ---- gcn_norm ----------------------------------------------------------------------------------------------------------------
+_norms: dict[CodeType, Callable[..., Any]] = {}
+
+
+def make_gcn_norm(original: FunctionType) -> Callable[..., Any]:
+    """What is traced for ``gcn_norm``."""
+
+    def gcn_norm(
+        edge_index: Any, edge_weight: Any, num_nodes: Any, improved: Any, add_self_loops: Any, flow: Any, dtype: Any
+    ) -> Any:
+        if not torch.compiler.is_dynamo_compiling():
+            return NotImplemented
+        constant = _ask(_only_propagates, edge_index, edge_weight, dtype)
+        if constant is None:
+            return NotImplemented
+        return edge_index, Normalised(edge_weight, constant, improved, add_self_loops, dtype, original)
+
+    return _norms.setdefault(original.__code__, gcn_norm)  # the same, so that nothing is traced again when gnnfast was off
+
+
+def _only_propagates(edge_index: Any, weight: Any, dtype: Any) -> bool | None:
+    """Whether the weights are constant, if it is a layer of PyG that asks, which lets nobody see what it gets; else ``None``."""
+    caller = _caller(3)  # of PyG's function, which called the one that is traced in its place
+    module: Any = _real(caller.symbolic_locals["self"]) if "self" in caller.symbolic_locals else None
+    forward: Any = getattr(type(module), "forward", None)
+    if not is_dispatched(forward) or caller.f_code is not forward.__code__ or class_of(forward) is not type(module):
+        return None
+    reduce = "" if _context() else keeps_to_itself(module, type(module))
+    if reduce not in LINEAR or (module.training and module.__dict__.get("dropout")) or dtype not in FEATURE_DTYPES:
+        return None  # APPNP leaves edges out
+    try:
+        _check_edges(edge_index)
+        constant = weight is None or _check_weight(weight, edge_index, dtype)
+    except Unsupported:
+        return None
+    return constant if constant or reduce == "sum" else None
+
+
+def _check_weight(weight: Any, edge_index: Any, dtype: torch.dtype) -> bool:
+    """Whether weights that are to be normalised are constant. Raises Unsupported."""
+    _check_operand("edge_weight", weight, edge_index)
+    if weight.fake.dim() != 1 or weight.fake.dtype != dtype or weight.fake.shape != edge_index.fake.shape[1:]:
+        raise Unsupported("edge_weight does not fit")
+    return _is_constant(weight)
+
+
+def _times(normed: Normalised, x: Tensor, edge_index: Tensor, to_target: bool, mean: bool, place: str) -> Tensor:
+    """One aggregation over the edges as ``gcn_norm`` makes them."""
+    nodes, weight = x.shape[0], normed.weight
+    if weight is None or normed.constant:
+        edges = edge_index, nodes, nodes, to_target, normed.loops, place
+        return ops.GCN(x, weight, normed.improved, mean, _needs_grad(x), False, *edges)  # type: ignore[no-any-return]
+    # D^-1/2 (A + L) D^-1/2 x, with L the loops, which has one row a node whatever the edges are.
+    row, col = edge_index[0].long(), edge_index[1].long()
+    among, of_loops = weight, None
+    if normed.loops:
+        own = row == col
+        among = torch.where(own, 0.0, weight)
+        at = torch.where(own, row, nodes)  # the others are written to a row that is cut off
+        of_loops = weight.new_full((nodes + 1,), 2.0 if normed.improved else 1.0).scatter(0, at, weight)[:nodes]
+    degree = weight.new_zeros(nodes).scatter_add(0, col if to_target else row, among)
+    degree = degree if of_loops is None else degree + of_loops
+    root = degree.pow(-0.5)
+    root = root.masked_fill(root == math.inf, 0.0).unsqueeze(1)
+    edges = edge_index, nodes, nodes, to_target, False, place
+    out = ops.SPMM(root * x, among, False, False, _needs_grad(x, among), False, *edges)
+    out = out if of_loops is None else out + of_loops.unsqueeze(1) * (root * x)
+    return root * out  # type: ignore[no-any-return]
+
+
+# ---- layers that are linear up to their bias ---------------------------------------------------------------------------------
+def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
+    """What makes the ``forward(x, edge_index, ...)`` that is traced for a layer: as PyG's, but normalised within the op that
+    aggregates, and with the product first where that is cheaper."""
+
+    @functools.cache
+    def made(known: Any, weighted: bool) -> Callable[..., Any]:
+        def question(*things: Any) -> Any:
+            return _look(form, known, weighted, *things)
+
+        def forward(module: Any, x: Any, edge_index: Any, *rest: Any) -> Any:
+            if not torch.compiler.is_dynamo_compiling():
+                return NotImplemented
+            pair = isinstance(x, tuple)
+            if pair and len(x) != 2:
+                return NotImplemented
+            x_src, x_dst = x if pair else (x, x)
+            weight = rest[0] if weighted else None
+            size = rest[-1] if form.root else None
+            plan = _ask(question, module, x_src, x_dst, pair, edge_index, weight, *_options(form, module))
+            if plan is None:
+                return NotImplemented
+            first, constant, hops, mean, place = plan
+            lin, out = getattr(module, form.lin), x_src
+            if form.first:
+                out = torch.nn.functional.linear(out, lin.weight)
+                out = out.to(torch.promote_types(out.dtype, x_src.dtype))  # as autocast leaves it, and weights do not
+            elif first:
+                out = torch.nn.functional.linear(out, lin.weight)
+            if form.normalised:
+                normed = Normalised(weight, constant, getattr(module, "improved", False), module.add_self_loops, out.dtype, None)
+                for _ in range(hops):
+                    out = _times(normed, out, edge_index, module.flow == "source_to_target", mean, place)
+            elif weighted:
+                out = module.propagate(edge_index, x=(out, x_dst), edge_weight=weight, size=size)
+            else:
+                out = module.propagate(edge_index, x=(out, x_dst), size=size)
+            if not first:
+                return torch.nn.functional.linear(out, lin.weight, lin.bias)
+            bias = module.bias if form.bias else lin.bias
+            out = out if bias is None else out + bias
+            if form.root and x_dst is not None and (not form.has_root or getattr(module, form.has_root)):
+                out = out + getattr(module, form.root)(x_dst)
+            return torch.nn.functional.normalize(out, p=2.0, dim=-1) if form.unit and getattr(module, form.unit) else out
+
+        return forward
+
+    return lambda original: made(class_of(original), "edge_weight" in inspect.signature(original).parameters)
+
+
+def _options(form: Form, module: Any) -> tuple[Any, ...]:
+    """The options that decide, so that code is traced again when they are others."""
+    names = (*form.refused, *((form.hops,) if form.hops else ()), *(("add_self_loops",) if form.normalised else ()))
+    names += ("normalize", "cached", "improved") if form.normalised and form.first else ()
+    return *_parts(module), *[getattr(module, name) for name in names]
+
+
+def _look(
+    form: Form, known: Any, weighted: bool, module: Any, x: Any, x_dst: Any, pair: bool, edge_index: Any, weight: Any, *_: Any
+) -> Any:
+    """Whether the product comes first, whether weights are constant, how many hops, whether they are means, and the place of the
+    report; ``None`` if PyG's own forward is as good: what it calls is served, or says why not."""
+    parts = None if _context() else parts_of(form, known, module, weighted)
+    own = module.__dict__
+    if parts is None or (pair and not form.root) or own.get("cached") or not own.get("normalize" if form.normalised else "", True):
+        return None
+    try:
+        _check_edges(edge_index)
+        _check_operand("x", x, edge_index)
+        if x_dst is not None:
+            _check_operand("x", x_dst, edge_index)
+        constant = weight is None or not form.normalised or _check_weight(weight, edge_index, x.fake.dtype)
+    except Unsupported:
+        return None
+    of_lin, autocast = parts.lin.weight, torch.is_autocast_enabled(x.fake.device.type)
+    if x.fake.dim() != 2 or x.fake.dtype != of_lin.dtype or not (constant or parts.reduce == "sum"):
+        return None
+    first = form.first
+    if not first and x.fake.dtype in REORDERED and not autocast:
+        grad, rows = torch.is_grad_enabled(), x_dst if isinstance(x_dst, Traced) else x
+        num_src, num_dst, edges = (_hint(size) for size in (x.fake.shape[0], rows.fake.shape[0], edge_index.fake.shape[1]))
+        sizes = num_src, num_dst, edges, of_lin.shape[1], of_lin.shape[0], parts.hops
+        first = linear_first(Layer(x.fake.device.type, *sizes, grad and x.fake.requires_grad, grad and of_lin.requires_grad))
+    if not first and not form.normalised:
+        return None
+    return first, constant, parts.hops, parts.reduce == "mean", parts.verdict.place
+
+
+# ---- attention ---------------------------------------------------------------------------------------------------------------
+def _make_attention(parts: Any, run: Callable[..., Tensor]) -> Callable[[FunctionType], Callable[..., Any]]:
+    """What makes the ``forward(x, edge_index, edge_attr, ..., return_attention_weights)`` that is traced for a layer."""
+
+    @functools.cache
+    def made(known: Any) -> Callable[..., Any]:
+        def question(*things: Any) -> Any:
+            return _look_at_attention(known, parts, *things)
+
+        def forward(module: Any, x: Any, edge_index: Any, edge_attr: Any, *rest: Any) -> Any:
+            if not torch.compiler.is_dynamo_compiling():
+                return NotImplemented
+            pair = x if isinstance(x, tuple) else (x, x)
+            if len(pair) != 2 or edge_attr is not None:
+                return NotImplemented
+            given = all(argument is None for argument in rest)
+            options = module.dropout, module.training, module.heads, *_parts(module)
+            place = _ask(question, module, *pair, edge_index, given, *options)
+            if place is None:
+                return NotImplemented
+            dropout, seed = module.dropout if module.training else 0.0, None
+            if dropout:
+                seed = torch.randint(0, 2**62, (1,), dtype=torch.int64, device=edge_index.device)
+            loops = getattr(module, "add_self_loops", False)
+            edges = edge_index, pair[0].shape[0], pair[1].shape[0], True, loops, place
+            return run(module, x, pair, float(dropout), seed, edges)
+
+        return forward
+
+    return lambda original: made(class_of(original))
+
+
+def _look_at_attention(
+    known: Any, parts: Any, module: Any, x: Any, x_dst: Any, edge_index: Any, given: bool, *_: Any
+) -> str | None:
+    """The place of the report; ``None`` if PyG's own must run."""
+    try:
+        reason = _context()
+        if reason or not given:
+            raise Unsupported(reason or "an argument is not served")
+        eager.check_layer(known, parts, module)
+        _check_edges(edge_index)
+        like = None if parts.parameter is None else module._parameters.get(parts.parameter)
+        for t in (x, x_dst):
+            _check_operand("x", t, edge_index)
+            if t.fake.dim() != 2 or t.fake.dtype != (x.fake if like is None else like).dtype:
+                raise Unsupported("features and parameters do not agree")
+        if torch.is_autocast_enabled(edge_index.fake.device.type):
+            raise Unsupported("autocast is on")
+        if module._modules.get("lin_edge") is not None and parts.message is DOT_ATTENTION:
+            raise Unsupported("edge features are added to rows of features")
+        dropout = module.dropout if module.training else 0.0
+        if not serves_attention(x.fake, module.heads, module.out_channels, dropout):
+            raise Unsupported("there is no kernel for heads so wide, or the dropout")
+    except Unsupported as error:
+        _left(module, str(error))
+        return None
+    return f"pyg {known.__name__}"
+
+
+def _needs_grad(*operands: Any) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
+
+
+def _gat(module: Any, x: Any, pair: Any, dropout: float, seed: Any, edges: Any) -> Tensor:
+    res, h_src, _, a_src, a_dst = eager.gat_operands(module, x, pair)
+    train = _needs_grad(h_src, a_src, a_dst)
+    out = ops.ATTENTION(h_src, a_dst, a_src, float(module.negative_slope), dropout, seed, train, *edges)[0]
+    return eager.finish(module, out, res, True)
+
+
+def _gatv2(module: Any, x: Any, pair: Any, dropout: float, seed: Any, edges: Any) -> Tensor:
+    res, left, right = eager.gatv2_operands(module, x, pair)
+    att = module.att.view(-1)
+    numbers = module.heads, float(module.negative_slope), dropout, seed, _needs_grad(left, right, att)
+    return eager.finish(module, ops.PAIR_ATTENTION(right, left, None, att, *numbers, *edges)[0], res, True)
+
+
+def _transformer(module: Any, x: Any, pair: Any, dropout: float, seed: Any, edges: Any) -> Tensor:
+    query, key, value = module.lin_query(pair[1]), module.lin_key(pair[0]), module.lin_value(pair[0])
+    numbers = module.heads, 1 / math.sqrt(module.out_channels), dropout, seed, _needs_grad(query, key, value)
+    out = ops.PAIR_ATTENTION(query, key, value, None, *numbers, *edges)[0]
+    return eager.finish_transformer(module, out, pair[1], True)
+
+
+TRACED: dict[str, Callable[[FunctionType], Callable[..., Any]]] = {
+    "MessagePassing.propagate": lambda _: propagate,
+    "gcn_norm": make_gcn_norm,
+    "GCNConv.forward": make_layer(GCN),
+    "SGConv.forward": make_layer(SG),
+    "SAGEConv.forward": make_layer(SAGE),
+    "GraphConv.forward": make_layer(GRAPH),
+    "GATConv.forward": _make_attention(eager.GAT, _gat),
+    "GATv2Conv.forward": _make_attention(eager.GATV2, _gatv2),
+    "TransformerConv.forward": _make_attention(eager.TRANSFORMER, _transformer),
+}

@@ -1,0 +1,468 @@
+"""Ops over the user's own ``edge_index``, which a compiler cannot look into: what its code calls in place of the operations that
+graphs are made and used by. Each finds the graph by the tensor, as uncompiled calls do: a model compiled once serves any graph, and
+one that was seen before costs nothing.
+
+Only tensors that users own may be known by identity: a compiler writes other values into buffers that it made, without a sign of
+it. So ``edge_index`` must be an input of the compiled code, and ``constant`` says that ``weight`` is; :mod:`gnnfast.pyg.compiled`
+sees to it. What ops return is new, and they stay outside of CUDA graphs, as they make graphs when first met.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnfast.cache import note_variable
+from gnnfast.dispatch import passes
+from gnnfast.graph import Graph
+from gnnfast.pyg.adjacency import graph_of
+from gnnfast.pyg.attention import looped_graph
+from gnnfast.pyg.norm import normalised, sharing
+
+_library = torch.library.Library("gnnfast", "FRAGMENT")
+_ops = torch.ops.gnnfast
+_TAGS = tuple(getattr(torch.Tag, name) for name in ("pt2_compliant_tag", "cudagraph_unsafe") if hasattr(torch.Tag, name))
+
+
+class Edges(NamedTuple):
+    """The last arguments of all: an ``edge_index [2, E]`` and the sizes of its graph, whether it is given self loops (as
+    :func:`gnnfast.pyg.attention.looped_graph`, or as ``gcn_norm`` does), and the place of the report."""
+
+    edge_index: Tensor
+    num_src: int
+    num_dst: int
+    to_target: bool
+    loops: bool
+    place: str
+
+    @property
+    def graph(self) -> Graph:
+        if self.loops:
+            return looped_graph(self.edge_index, self.num_src, self.num_dst, not self.edge_index.is_cuda)[0]
+        return graph_of(self.edge_index, self.num_src, self.num_dst, self.to_target)
+
+
+_EDGES = "Tensor edge_index, SymInt num_src, SymInt num_dst, bool to_target, bool loops, str place"
+
+
+def _op(name: str, arguments: str, results: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    _library.define(f"{name}({arguments}, {_EDGES}) -> {results}", tags=_TAGS)
+
+    def run(*given: Any) -> Any:
+        with torch.no_grad():
+            return kernel(*given)
+
+    for key in ("CPU", "CUDA"):
+        _library.impl(name, run, key)
+    torch.library.register_fake(f"gnnfast::{name}", fake, lib=_library)
+    return getattr(_ops, name).default
+
+
+def _differentiate(op: Any, keep: Callable[..., tuple[Any, ...]], backward: Callable[..., tuple[Any, ...]]) -> None:
+    """Registers the gradient of an op: ``keep(ctx, output, *inputs)`` returns the tensors that ``backward(ctx, *tensors, *grads)``
+    gets, which returns the gradients of the first inputs."""
+    count = len(op._schema.arguments)
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*keep(ctx, output, *inputs))
+        ctx.rest = tuple(None if isinstance(t, Tensor) else t for t in inputs)
+
+    def run(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        found = backward(ctx, *ctx.saved_tensors, *grads)
+        return *found, *(None,) * (count - len(found))
+
+    torch.library.register_autograd(op, run, setup_context=setup, lib=_library)
+
+
+def _once(op: Any) -> None:
+    """Registers that an op, which is a gradient, has none itself."""
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError(f"{op} has no second derivative: call the model uncompiled")
+
+    torch.library.register_autograd(op, refuse, setup_context=lambda *_, **__: None, lib=_library)
+
+
+def _empty(like: Tensor, *shape: int, dtype: Any = None) -> Tensor:
+    return like.new_empty(shape, dtype=like.dtype if dtype is None else dtype)
+
+
+# ---- sum and mean ------------------------------------------------------------------------------------------------------------
+# A is the adjacency with its weights [E] | [E, H] | None, over the degrees for a mean. Three ops, each linear in each of its
+# floating-point operands, so that they are the derivatives of one another.
+#   edge_index_spmm(x [N, F], weight, mean, constant, train, turned, edges) -> A x [M, F]; turned: A^T x, of x [M, F]
+#   edge_index_sddmm(a [M, F], b [N, F], heads, mean, edges) -> <a[dst], b[src]> [E, heads]; a over the degrees for a mean
+#   edge_index_spmm_backward(grad [M, F], x [N, F], weight, mean, edges) -> A^T grad, and sddmm(grad, x) in the shape of the weight
+
+
+def _spmm(x: Tensor, weight: Any, mean: bool, constant: bool, train: bool, turned: bool, *rest: Any) -> Tensor:
+    edges = Edges(*rest)
+    if weight is not None:
+        weight = weight.contiguous()
+        if not constant:
+            note_variable(weight)
+    reduce = "mean" if mean else "sum"
+    if turned:
+        return passes.transposed(edges.graph, x, weight, reduce)
+    return passes.aggregate(edges.graph, x, weight, reduce, train, edges.place)
+
+
+def _spmm_fake(x: Tensor, weight: Any, mean: bool, constant: bool, train: bool, turned: bool, *rest: Any) -> Tensor:
+    edges = Edges(*rest)
+    return _empty(x, edges.num_src if turned else edges.num_dst, x.shape[1])
+
+
+SPMM = _op(
+    "edge_index_spmm", "Tensor x, Tensor? weight, bool mean, bool constant, bool train, bool turned", "Tensor", _spmm, _spmm_fake
+)
+
+
+def _sddmm(a: Tensor, b: Tensor, heads: int, mean: bool, *rest: Any) -> Tensor:
+    edges = Edges(*rest)
+    return passes.dot(edges.graph, a, b, heads, "mean" if mean else "sum", edges.place)
+
+
+def _sddmm_fake(a: Tensor, b: Tensor, heads: int, mean: bool, edge_index: Tensor, *rest: Any) -> Tensor:
+    return _empty(a, edge_index.shape[1], heads)
+
+
+SDDMM = _op("edge_index_sddmm", "Tensor a, Tensor b, SymInt heads, bool mean", "Tensor", _sddmm, _sddmm_fake)
+
+
+def _spmm_backward(grad: Tensor, x: Tensor, weight: Tensor, mean: bool, *rest: Any) -> tuple[Tensor, Tensor]:
+    edges = Edges(*rest)
+    return passes.both_gradients(edges.graph, x, weight.contiguous(), grad, "mean" if mean else "sum")
+
+
+def _spmm_backward_fake(grad: Tensor, x: Tensor, weight: Tensor, mean: bool, *rest: Any) -> tuple[Tensor, Tensor]:
+    return _empty(x, *x.shape), _empty(weight, *weight.shape)
+
+
+SPMM_BACKWARD = _op(
+    "edge_index_spmm_backward",
+    "Tensor grad, Tensor x, Tensor weight, bool mean",
+    "(Tensor, Tensor)",
+    _spmm_backward,
+    _spmm_backward_fake,
+)
+
+
+def _times(ctx: Any, edge_index: Tensor, weight: Any, mean: bool, x: Tensor, turned: bool) -> Tensor:
+    """A x or A^T x over the edges of ``ctx``, by weights that need not be constant."""
+    return SPMM(x, weight, mean, False, True, turned, edge_index, *ctx.rest[-5:])  # type: ignore[no-any-return]
+
+
+def _dot(ctx: Any, edge_index: Tensor, ends: tuple[Tensor, Tensor], mean: bool, like: Tensor) -> Tensor:
+    heads = like.shape[1] if like.dim() == 2 else 1
+    return SDDMM(*ends, heads, mean, edge_index, *ctx.rest[-5:]).view(like.shape)  # type: ignore[no-any-return]
+
+
+def _spmm_keep(ctx: Any, _: Any, x: Tensor, weight: Any, mean: bool, constant: bool, train: bool, turned: bool, *rest: Any) -> Any:
+    return x if ctx.needs_input_grad[1] else None, weight, rest[0]
+
+
+def _spmm_gradient(ctx: Any, x: Any, weight: Any, edge_index: Tensor, grad: Tensor) -> tuple[Any, ...]:
+    mean, constant, _, turned = ctx.rest[2:6]
+    if ctx.needs_input_grad[0] and ctx.needs_input_grad[1] and not turned:
+        return SPMM_BACKWARD(grad, x, weight, mean, edge_index, *ctx.rest[-5:])  # type: ignore[no-any-return]
+    to_x = to_weight = None
+    if ctx.needs_input_grad[0]:
+        to_x = SPMM(grad, weight, mean, constant, True, not turned, edge_index, *ctx.rest[-5:])
+    if ctx.needs_input_grad[1]:
+        to_weight = _dot(ctx, edge_index, (x, grad) if turned else (grad, x), mean, weight)
+    return to_x, to_weight
+
+
+def _sddmm_keep(ctx: Any, _: Any, a: Tensor, b: Tensor, heads: int, mean: bool, *rest: Any) -> Any:
+    return a, b, rest[0]
+
+
+def _sddmm_gradient(ctx: Any, a: Tensor, b: Tensor, edge_index: Tensor, grad: Tensor) -> tuple[Any, ...]:
+    mean = ctx.rest[3]
+    return tuple(
+        _times(ctx, edge_index, grad, mean, other, turned) if ctx.needs_input_grad[turned] else None
+        for turned, other in ((False, b), (True, a))
+    )
+
+
+def _spmm_backward_keep(ctx: Any, _: Any, grad: Tensor, x: Tensor, weight: Tensor, mean: bool, *rest: Any) -> Any:
+    return grad, x, weight, rest[0]
+
+
+def _spmm_backward_gradient(
+    ctx: Any, grad: Tensor, x: Tensor, weight: Tensor, edge_index: Tensor, of_x: Tensor, of_weight: Tensor
+) -> tuple[Any, ...]:
+    mean = ctx.rest[3]
+    to_grad = _times(ctx, edge_index, weight, mean, of_x, False) + _times(ctx, edge_index, of_weight, mean, x, False)
+    return to_grad, _times(ctx, edge_index, of_weight, mean, grad, True), _dot(ctx, edge_index, (grad, of_x), mean, weight)
+
+
+_differentiate(SPMM, _spmm_keep, _spmm_gradient)
+_differentiate(SDDMM, _sddmm_keep, _sddmm_gradient)
+_differentiate(SPMM_BACKWARD, _spmm_backward_keep, _spmm_backward_gradient)
+
+
+# ---- GCN ---------------------------------------------------------------------------------------------------------------------
+# edge_index_gcn(x [N, F], weight [E] | None, improved, mean, train, turned, edges) -> [N, F]: edges and constant weights as
+# gcn_norm makes them. The weight gets no gradient.
+
+
+def _gcn(x: Tensor, weight: Any, improved: bool, mean: bool, train: bool, turned: bool, *rest: Any) -> Tensor:
+    edges = Edges(*rest)
+    flow = "source_to_target" if edges.to_target else "target_to_source"
+    arguments = edges.edge_index, weight, edges.num_src, improved, edges.loops, flow, x.dtype
+    made = None if mean else normalised(*arguments)
+    if made is None:
+        gcn_norm = sys.modules["torch_geometric.nn.conv.gcn_conv"].gcn_norm
+        made = *sharing(edges.edge_index, False, gcn_norm, *arguments), None
+    normed, weight, graph = made
+    if graph is None:
+        graph = graph_of(normed, edges.num_src, edges.num_dst, edges.to_target)
+    reduce = "mean" if mean else "sum"
+    if turned:
+        return passes.transposed(graph, x, weight, reduce)
+    return passes.aggregate(graph, x, weight, reduce, train, edges.place)
+
+
+GCN = _op(
+    "edge_index_gcn",
+    "Tensor x, Tensor? weight, bool improved, bool mean, bool train, bool turned",
+    "Tensor",
+    _gcn,
+    lambda x, *_: _empty(x, *x.shape),
+)
+
+
+def _gcn_keep(ctx: Any, _: Any, x: Tensor, weight: Any, *rest: Any) -> Any:
+    return weight, rest[4]
+
+
+def _gcn_gradient(ctx: Any, weight: Any, edge_index: Tensor, grad: Tensor) -> tuple[Any, ...]:
+    improved, mean, _, turned = ctx.rest[2:6]
+    return (GCN(grad, weight, improved, mean, True, not turned, edge_index, *ctx.rest[-5:]),)
+
+
+_differentiate(GCN, _gcn_keep, _gcn_gradient)
+
+
+# ---- maximum and minimum -----------------------------------------------------------------------------------------------------
+# edge_index_extremum(x [N, F], weight, minimum, train, edges) -> [M, F], aux int32 [M, F], empty without train
+# edge_index_extremum_backward(grad, x, weight, out, aux, minimum, to_x, to_weight, edges) -> both gradients, empty if not asked for
+
+
+def _extremum(x: Tensor, weight: Any, minimum: bool, train: bool, *rest: Any) -> tuple[Tensor, Tensor]:
+    edges = Edges(*rest)
+    weight = None if weight is None else weight.contiguous()
+    if weight is not None:
+        note_variable(weight)
+    return passes.extremum(edges.graph, x, weight, "min" if minimum else "max", train, edges.place)
+
+
+def _extremum_fake(x: Tensor, weight: Any, minimum: bool, train: bool, *rest: Any) -> tuple[Tensor, Tensor]:
+    rows = rest[2]
+    return _empty(x, rows, x.shape[1]), _empty(x, rows if train else 0, x.shape[1], dtype=torch.int32)
+
+
+EXTREMUM = _op(
+    "edge_index_extremum", "Tensor x, Tensor? weight, bool minimum, bool train", "(Tensor, Tensor)", _extremum, _extremum_fake
+)
+
+
+def _extremum_backward(
+    grad: Tensor, x: Tensor, weight: Any, out: Tensor, aux: Tensor, minimum: bool, to_x: bool, to_weight: bool, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    edges = Edges(*rest)
+    weight = None if weight is None else weight.contiguous()
+    of_weight, of_x = passes.extremum_gradients(edges.graph, x, weight, out, aux, grad, to_weight, to_x)
+    return _empty(x, 0) if of_x is None else of_x, _empty(x, 0) if of_weight is None else of_weight
+
+
+def _extremum_backward_fake(
+    grad: Tensor, x: Tensor, weight: Any, out: Tensor, aux: Tensor, minimum: bool, to_x: bool, to_weight: bool, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    return _empty(x, *(x.shape if to_x else (0,))), _empty(x, *(weight.shape if to_weight else (0,)))
+
+
+EXTREMUM_BACKWARD = _op(
+    "edge_index_extremum_backward",
+    "Tensor grad, Tensor x, Tensor? weight, Tensor out, Tensor aux, bool minimum, bool to_x, bool to_weight",
+    "(Tensor, Tensor)",
+    _extremum_backward,
+    _extremum_backward_fake,
+)
+
+
+def _extremum_keep(ctx: Any, output: Any, x: Tensor, weight: Any, minimum: bool, train: bool, *rest: Any) -> Any:
+    ctx.mark_non_differentiable(output[1])
+    return x, weight, *output, rest[0]
+
+
+def _extremum_gradient(
+    ctx: Any, x: Tensor, weight: Any, out: Tensor, aux: Tensor, edge_index: Tensor, grad: Tensor, _: Any
+) -> tuple[Any, ...]:
+    minimum, train = ctx.rest[2:4]
+    _must_train(train, EXTREMUM)
+    needs = ctx.needs_input_grad[:2]
+    found = EXTREMUM_BACKWARD(grad, x, weight, out, aux, minimum, *needs, edge_index, *ctx.rest[-5:])
+    return tuple(t if need else None for t, need in zip(found, needs))
+
+
+def _must_train(train: bool, op: Any) -> None:
+    if not train:
+        raise RuntimeError(f"{op} was called with train=False, which keeps nothing for a gradient")
+
+
+_differentiate(EXTREMUM, _extremum_keep, _extremum_gradient)
+_once(EXTREMUM_BACKWARD)
+
+
+# ---- attention ---------------------------------------------------------------------------------------------------------------
+# edge_index_attention(x [N, F], dst [M, H], src [N, H], slope, dropout, seed, train, edges) -> [M, F], stats
+# edge_index_attention_backward(grad, x, dst, src, out, stats, slope, dropout, seed, edges) -> the gradients of x, dst and src
+
+
+def _wide(t: Tensor) -> torch.dtype:
+    return torch.float64 if t.dtype is torch.float64 else torch.float32
+
+
+# On a CPU stats are the coefficients, in as many rows as there can be edges: how many loops are added only these tell.
+def _most_edges(edges: Edges) -> int:
+    return edges.edge_index.shape[1] + (min(edges.num_src, edges.num_dst) if edges.loops else 0)
+
+
+def _attention(
+    x: Tensor, dst: Tensor, src: Tensor, slope: float, dropout: float, seed: Any, train: bool, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    edges = Edges(*rest)
+    out, stats = passes.attention(edges.graph, x, dst, src, slope, dropout, seed, train, edges.place)
+    if not x.is_cuda:
+        stats = (
+            torch.nn.functional.pad(stats, (0, 0, 0, _most_edges(edges) - stats.shape[0])) if train else _empty(x, 0, dst.shape[1])
+        )
+    return out, stats
+
+
+def _attention_fake(
+    x: Tensor, dst: Tensor, src: Tensor, slope: float, dropout: float, seed: Any, train: bool, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    out, heads = _empty(x, dst.shape[0], x.shape[1]), dst.shape[1]
+    if not x.is_cuda:
+        return out, _empty(x, _most_edges(Edges(*rest)) if train else 0, heads)
+    return out, _empty(x, dst.shape[0] if train else 0, heads, 4, dtype=_wide(x))
+
+
+ATTENTION = _op(
+    "edge_index_attention",
+    "Tensor x, Tensor dst, Tensor src, float slope, float dropout, Tensor? seed, bool train",
+    "(Tensor, Tensor)",
+    _attention,
+    _attention_fake,
+)
+
+
+def _attention_backward(
+    grad: Tensor, x: Tensor, dst: Tensor, src: Tensor, out: Tensor, stats: Tensor, *arguments: Any
+) -> tuple[Tensor, ...]:
+    numbers, edges = arguments[:3], Edges(*arguments[3:])
+    graph = edges.graph
+    stats = stats if x.is_cuda else stats[: graph.num_edges]
+    return passes.attention_gradients(graph, x, dst, src, out, stats, grad, *numbers)
+
+
+ATTENTION_BACKWARD = _op(
+    "edge_index_attention_backward",
+    "Tensor grad, Tensor x, Tensor dst, Tensor src, Tensor out, Tensor stats, float slope, float dropout, Tensor? seed",
+    "(Tensor, Tensor, Tensor)",
+    _attention_backward,
+    lambda grad, x, dst, src, *_: tuple(_empty(t, *t.shape) for t in (x, dst, src)),
+)
+
+
+def _attention_keep(
+    ctx: Any, output: Any, x: Tensor, dst: Tensor, src: Tensor, slope: float, dropout: float, seed: Any, train: bool, *rest: Any
+) -> Any:
+    ctx.mark_non_differentiable(output[1])
+    return x, dst, src, *output, seed, rest[0]
+
+
+def _attention_gradient(ctx: Any, *kept: Any) -> tuple[Any, ...]:
+    x, dst, src, out, stats, seed, edge_index, grad, _ = kept
+    slope, dropout, _, train = ctx.rest[3:7]
+    _must_train(train, ATTENTION)
+    found = ATTENTION_BACKWARD(grad, x, dst, src, out, stats, slope, dropout, seed, edge_index, *ctx.rest[-5:])
+    return tuple(t if need else None for t, need in zip(found, ctx.needs_input_grad))
+
+
+_differentiate(ATTENTION, _attention_keep, _attention_gradient)
+_once(ATTENTION_BACKWARD)
+
+
+# edge_index_pair_attention(query [M, F], key [N, F], value [N, F] | None, att [F] | None, heads, number, dropout, seed, train,
+#     edges) -> [M, F], stats
+# edge_index_pair_attention_backward(grad, query, key, value, att, out, stats, heads, number, dropout, seed, edges)
+#     -> the gradients of query, key, and value or att
+
+
+def _pair(
+    query: Tensor, key: Tensor, value: Any, att: Any, heads: int, number: float, dropout: float, seed: Any, train: bool, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    edges = Edges(*rest)
+    return passes.pair_attention(edges.graph, query, key, value, att, heads, number, dropout, seed, train, edges.place)
+
+
+def _pair_fake(
+    query: Tensor, key: Tensor, value: Any, att: Any, heads: int, number: float, dropout: float, seed: Any, train: bool, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    return _empty(query, *query.shape), _empty(query, query.shape[0] if train else 0, heads, 4, dtype=_wide(query))
+
+
+PAIR_ATTENTION = _op(
+    "edge_index_pair_attention",
+    "Tensor query, Tensor key, Tensor? value, Tensor? att, SymInt heads, float number, float dropout, Tensor? seed, bool train",
+    "(Tensor, Tensor)",
+    _pair,
+    _pair_fake,
+)
+
+
+def _pair_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Any, att: Any, out: Tensor, stats: Tensor, *arguments: Any
+) -> tuple[Tensor, ...]:
+    numbers, edges = arguments[:4], Edges(*arguments[4:])
+    return passes.pair_attention_gradients(edges.graph, query, key, value, att, out, stats, grad, *numbers)
+
+
+PAIR_ATTENTION_BACKWARD = _op(
+    "edge_index_pair_attention_backward",
+    "Tensor grad, Tensor query, Tensor key, Tensor? value, Tensor? att, Tensor out, Tensor stats, SymInt heads, float number, "
+    "float dropout, Tensor? seed",
+    "(Tensor, Tensor, Tensor)",
+    _pair_backward,
+    lambda _, query, key, value, att, *__: tuple(_empty(t, *t.shape) for t in (query, key, value if att is None else att)),
+)
+
+
+def _pair_keep(ctx: Any, output: Any, *inputs: Any) -> Any:
+    ctx.mark_non_differentiable(output[1])
+    query, key, value, att, _, _, _, seed, _, edge_index, *_ = inputs
+    return query, key, value, att, *output, seed, edge_index
+
+
+def _pair_gradient(ctx: Any, *kept: Any) -> tuple[Any, ...]:
+    query, key, value, att, out, stats, seed, edge_index, grad, _ = kept
+    heads, number, dropout, _, train = ctx.rest[4:9]
+    _must_train(train, PAIR_ATTENTION)
+    numbers = heads, number, dropout, seed
+    to_query, to_key, third = PAIR_ATTENTION_BACKWARD(
+        grad, query, key, value, att, out, stats, *numbers, edge_index, *ctx.rest[-5:]
+    )
+    found = to_query, to_key, third if att is None else None, third if att is not None else None
+    return tuple(t if need else None for t, need in zip(found, ctx.needs_input_grad))
+
+
+_differentiate(PAIR_ATTENTION, _pair_keep, _pair_gradient)
+_once(PAIR_ATTENTION_BACKWARD)
