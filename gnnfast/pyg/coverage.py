@@ -1,0 +1,88 @@
+"""How each class of message passing of the installed PyG is served: ``python -m gnnfast.pyg.coverage > docs/coverage_pyg.md``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any, NamedTuple
+
+from gnnfast.pyg import known
+from gnnfast.pyg.install import PATCHES
+from gnnfast.pyg.messages import recognise
+from gnnfast.pyg.norm import make_normalising
+
+_MORE_MODULES = ("attentive_fp", "linkx", "lpformer", "schnet", "visnet")  # of torch_geometric.nn.models, with classes of their own
+
+
+class Row(NamedTuple):
+    """``served`` is how much of a class gnnfast does, ``how`` by what, or why not."""
+
+    name: str
+    served: str
+    how: str
+
+
+def rows() -> list[Row]:
+    """One for each subclass of MessagePassing in ``torch_geometric.nn``, by name."""
+    import importlib
+
+    from torch_geometric.nn import MessagePassing
+
+    for module in _MORE_MODULES:
+        importlib.import_module(f"torch_geometric.nn.models.{module}")
+    classes = {cls for cls in _subclasses(MessagePassing) if cls.__module__.startswith("torch_geometric.nn.")}
+    return sorted(map(_row, classes))
+
+
+def _subclasses(cls: Any) -> Iterator[type]:
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
+
+
+def _row(cls: Any) -> Row:
+    replaced = [name for name in known.METHODS if name != "aggregate" and not known.is_known_method(cls, name)]
+    if replaced:
+        return Row(cls.__name__, "PyG's own", f"{replaced[0]}() is overridden")
+    patch = next((p for p in PATCHES if p.name == f"{cls.__name__}.forward" and p.module == cls.__module__), None)
+    if patch is not None and patch.make is not make_normalising:
+        attention = patch.make.__module__ != "gnnfast.pyg.layers" and "attention" in patch.make.__module__
+        return Row(cls.__name__, "as a whole", "attention" if attention else "linear parts, aggregation, bias and root")
+    message = inspect.getattr_static(cls, "message")
+    found = recognise(message.__code__) if isinstance(message, FunctionType) else None
+    if not known.is_known_method(cls, "aggregate"):
+        return Row(cls.__name__, "in part", "gathers, and what its own aggregate() calls of PyG")
+    if found is None:
+        return Row(cls.__name__, "in part", "gathers and reductions around its own message()")
+    if found.form == "plain" and found.weight is not None:  # which may have a value for each feature
+        return Row(cls.__name__, "in part", f"SpMM where {found.weight} has a value per edge or head, else gathers and reductions")
+    message_of = f"{found.feature}_j" if found.weight is None else f"{found.weight} * {found.feature}_j"
+    normalised = ", normalised once per graph" if patch is not None else ""
+    return Row(cls.__name__, "fused", f"SpMM of {message_of}{normalised}")
+
+
+def markdown() -> str:
+    """The table."""
+    import torch_geometric
+
+    lines = [
+        "# What gnnfast does in PyG's classes of message passing",
+        "",
+        f"Made for PyG {torch_geometric.__version__} by `python -m gnnfast.pyg.coverage`. A row says how calls are served that no",
+        "option or input keeps from it; `gnnfast.report()` says it for a model, with the reason wherever less is done. Calls too",
+        "small to gain run as PyG wrote them.",
+        "",
+        "- *as a whole*: the layer's forward pass is gnnfast's, from its linear parts to its bias.",
+        "- *fused*: messages never exist; one kernel gathers, multiplies and reduces.",
+        "- *in part*: the class's own `message()` runs, on messages that exist, or in chunks of edges where they would not fit;",
+        "  gathers and reductions, and their gradients, are gnnfast's.",
+        "",
+        "| class | served | by |",
+        "|---|---|---|",
+    ]
+    return "\n".join([*lines, *(f"| {name} | {served} | {how} |" for name, served, how in rows()), ""])
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")
