@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.metadata
 import importlib.util
+import json
 import os
-import platform
 import sys
-from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
@@ -17,8 +15,10 @@ from types import ModuleType
 def main(arguments: list[str] | None = None) -> int:
     """Entry point. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="gnnfast", description="Existing graph-neural-network code, fast.")
+    parser.add_argument("--version", action="version", version=f"gnnfast {_version()}")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("doctor", help="what is installed, compiled and patched, and what to do about what is not")
+    ask = commands.add_parser("doctor", help="what is installed, compiled and patched, and what to do about what is not")
+    ask.add_argument("--json", action="store_true", help="as JSON, for a bug report")
     run = commands.add_parser("run", help="run a script with gnnfast, without changing it")
     run.add_argument("--report", action="store_true", help="print what ran where when the script ends")
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
@@ -35,7 +35,13 @@ def main(arguments: list[str] | None = None) -> int:
         return run_benchmark(parsed.name, parsed.arguments)
     if parsed.command == "run":
         return run_script(parsed.script, parsed.arguments, parsed.report, parsed.module)
-    return doctor()
+    return doctor(parsed.json)
+
+
+def _version() -> str:
+    import gnnfast
+
+    return gnnfast.__version__
 
 
 def run_benchmark(name: str | None, arguments: list[str]) -> int:
@@ -98,82 +104,20 @@ def run_script(script: str, arguments: list[str], report: bool, module: bool = F
     return 0
 
 
-def doctor() -> int:
+def doctor(as_json: bool = False) -> int:
     """Prints the state of the installation. Returns 1 if something that should work does not."""
-    import torch
-    from rich.console import Console
-    from rich.table import Table
+    from gnnfast.doctor import PROBLEM, findings
 
-    import gnnfast
-    from gnnfast import _native
-    from gnnfast.config import settings, unknown_variables, without_effect
-
-    table = Table("what", "state", "note", title="gnnfast doctor", title_justify="left")
-    healthy = True
-
-    def row(what: str, good: bool | None, note: str) -> None:
-        nonlocal healthy
-        healthy &= good is not False
-        table.add_row(what, {True: "[green]ok[/]", False: "[red]problem[/]", None: "[yellow]not in use[/]"}[good], note)
-
-    row("python", True, platform.python_version())
-    row("torch", True, f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}")
-    row(
-        "gnnfast",
-        gnnfast.is_enabled() or None,
-        f"{gnnfast.__version__}" + ("" if gnnfast.is_enabled() else ", off: GNNFAST=0 or disable()"),
-    )
-    row("CPU kernels", _native.cpu.loaded, str(_native.cpu.path) if _native.cpu.loaded else _native.cpu.reason)
-    has_device = torch.cuda.is_available()
-    note = str(_native.cuda.path) if _native.cuda.loaded else _native.cuda.reason
-    row("CUDA kernels", True if _native.cuda.loaded else (False if has_device else None), note)
-    row("CUDA device", has_device or None, torch.cuda.get_device_name() if has_device else "none that torch can use")
-    for name, (distribution, backend) in {
-        "torch_geometric": ("torch_geometric", "pyg"),
-        "dgl": ("dgl", "dgl"),
-    }.items():
-        _framework(row, name, distribution, backend, settings().backends)
-    for text in without_effect(settings()):
-        row(text.split()[0].split("=")[0], None, text)
-    for name, hint in unknown_variables().items():
-        row(name, False, f"there is no such setting: {hint}")
-    for setting in fields(settings()):
-        variable = setting.metadata["variable"]
-        if variable in os.environ:
-            row(variable, True, f"{os.environ[variable]} (accepts {setting.metadata['accepts']})")
-    Console().print(table)
-    return 0 if healthy else 1
-
-
-def _framework(row, name: str, distribution: str, backend: str, backends: tuple[str, ...]) -> None:  # type: ignore[no-untyped-def]
-    import gnnfast
-
-    if importlib.util.find_spec(name) is None:
-        row(name, None, "not installed")
-        return
-    version = importlib.metadata.version(distribution)
-    if backend not in backends:
-        row(name, None, f"{version}, not named in GNNFAST_BACKENDS")
-        return
-    try:
-        importlib.import_module(name + ".nn" if backend == "pyg" else name)
-    except Exception as error:
-        row(name, False, f"{version} cannot be imported: {type(error).__name__}: {error}")
-        return
-    patches = gnnfast.report().patches.get(backend, {})
-    alone = {k: v for k, v in patches.items() if v.startswith("left alone")}
-    if alone:
-        row(name, False, f"{version}; " + "; ".join(f"{k} {v}" for k, v in alone.items()))
-    elif patches:
-        row(name, True, f"{version}; patched: {', '.join(patches)}")
+    found = findings()
+    if as_json:
+        print(json.dumps([finding._asdict() for finding in found], indent=1))
     else:
-        row(name, None, f"{version}; not patched: gnnfast is off")
-    if backend == "dgl":
-        from gnnfast.dgl import bridge
-        from gnnfast.dgl.startup import _gnnfast_dgl_shim
+        from rich.console import Console
+        from rich.table import Table
 
-        absent = bridge.absent()
-        row("DGL's graphs on a GPU", None if absent else True, absent or "their structure stays in DGL on the host")
-        reason = _gnnfast_dgl_shim.installed_reason()
-        if reason:
-            row("dgl.graphbolt", None, f"replaced by a stub: {reason}")
+        colours = {"ok": "green", PROBLEM: "red"}
+        table = Table("what", "state", "note", title="gnnfast doctor", title_justify="left")
+        for what, state, note in found:
+            table.add_row(what, f"[{colours.get(state, 'yellow')}]{state}[/]", note)
+        Console().print(table)
+    return int(any(finding.state == PROBLEM for finding in found))

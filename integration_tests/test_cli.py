@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
 
 import pytest
+import torch
+
+import gnnfast
 
 ELSEWHERE = tempfile.gettempdir()  # in a source tree its package, which has no libraries, would be found before the installed one
 
@@ -35,6 +39,18 @@ def test_doctor_names_what_has_no_effect():
     assert "which samples by fastrand" in out
     out = _gnnfast("doctor", GNNFAST_SAMPEL="1", COLUMNS="200")
     assert "there is no such setting" in out.stdout and out.returncode == 1
+
+
+def test_doctor_as_json():
+    found = {row["what"]: row for row in json.loads(_gnnfast("doctor", "--json").stdout)}
+    assert found["CPU kernels"]["state"] == "ok" and found["torch"]["note"].startswith(torch.__version__)
+    done = _gnnfast("doctor", "--json", GNNFAST_SAMPEL="1")
+    states = {row["what"]: row["state"] for row in json.loads(done.stdout)}
+    assert done.returncode == 1 and states["GNNFAST_SAMPEL"] == "problem"
+
+
+def test_version():
+    assert _gnnfast("--version").stdout.split() == ["gnnfast", gnnfast.__version__]
 
 
 def test_doctor_ends_in_no_traceback():
