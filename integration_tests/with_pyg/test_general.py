@@ -433,16 +433,46 @@ class _Spectral(_Difference):
         return self.linear(x_j).tanh()
 
 
+class _Helped(_Difference):
+    def message(self, x_j):
+        return self.keep(x_j.sin())
+
+    def keep(self, messages):
+        self.kept = messages
+        return messages
+
+
+class _Counter(tnn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        return x * self.calls
+
+
+class _Counting(_Difference):
+    def __init__(self):
+        super().__init__()
+        self.counter = _Counter()
+
+    def message(self, x_j):
+        return self.counter(x_j).sin()
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
         (_Cached, "RuntimeError"),
         (_InTraining, "asks whether it is trained"),
         (_Writes, "leaves something behind"),
+        (_Helped, "message() leaves something behind"),
+        (_Counting, "_Counter leaves something behind"),
         (lambda: _Spectral(False), "hooks"),
         (lambda: _Spectral(True), "parametrisation"),
     ],
-    ids=["cached", "in training", "writes", "spectral norm", "parametrised spectral norm"],
+    ids=["cached", "in training", "writes", "helper", "counter", "spectral norm", "parametrised spectral norm"],
 )
 def test_what_only_all_edges_at_once_give(make, reason, device, in_chunks):
     report = compare(make().double(), *arguments("EdgeConv", "random", device), tolerance=1e-9)
