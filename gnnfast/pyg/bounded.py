@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ SHARE = 0.5  # of the free memory that messages may take before they are compute
 CHUNK, CHUNK_SHARE = 4 << 30, 0.25  # ... of at most so many bytes, and this share of what is free
 FEWEST = 1 << 14  # edges of a chunk: with fewer the host decides
 PROBE = 512  # edges whose messages are looked at
+_LIBRARIES = ("torch.", "torch_geometric.")  # whose modules leave nothing behind, but for those that are known to
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
@@ -78,10 +80,54 @@ class Edges:
             yield Chunk(first, last, begin, end)
 
 
+class State:
+    """What messages are computed from, as it was: in the backward pass they are computed again, when it may be something else."""
+
+    def __init__(self, module: Any, edge_index: Tensor, kwargs: dict[str, Any]) -> None:
+        values = [v for value in kwargs.values() for v in (value if isinstance(value, (tuple, list)) else (value,))]
+        tensors = [edge_index, *module.parameters(), *(v for v in values if isinstance(v, Tensor))]
+        self._versions = [(t, t._version) for t in tensors if not t.is_inference()]
+
+    def check(self) -> None:
+        """Raises RuntimeError if it is not as it was."""
+        for t, version in self._versions:
+            if t._version != version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor of "
+                    f"shape {list(t.shape)}, from which gnnfast computes messages a second time; GNNFAST_BOUNDED=off has them kept"
+                )
+
+
+@functools.lru_cache(maxsize=256)
+def _stores(code: CodeType) -> bool:
+    """Whether a function assigns to what outlives it."""
+    return any(
+        i.opname in ("STORE_ATTR", "STORE_GLOBAL", "DELETE_ATTR") or (i.opname == "STORE_DEREF" and i.argval in code.co_freevars)
+        for i in dis.get_instructions(code)
+    ) or any(_stores(inner) for inner in code.co_consts if isinstance(inner, CodeType))
+
+
 @functools.lru_cache(maxsize=256)
 def _leaves_something(code: CodeType) -> bool:
-    """Whether a function writes to what outlives it."""
-    return any(i.opname in ("STORE_ATTR", "STORE_GLOBAL", "STORE_SUBSCR", "DELETE_ATTR") for i in dis.get_instructions(code))
+    """Whether a function writes to what outlives it, or may."""
+    for i in dis.get_instructions(code):
+        if i.opname == "STORE_SUBSCR" or i.opname.startswith("INPLACE_") or (i.opname == "BINARY_OP" and i.argrepr.endswith("=")):
+            return True
+        if i.opname in ("LOAD_METHOD", "LOAD_ATTR") and isinstance(i.argval, str) and _writes(i.argval):
+            return True
+    return _stores(code) or any(_leaves_something(inner) for inner in code.co_consts if isinstance(inner, CodeType))
+
+
+def _helpers(cls: type, code: CodeType) -> Iterator[CodeType]:
+    """The code of methods of a class that a function names."""
+    for name in code.co_names:
+        method = inspect.getattr_static(cls, name, None)
+        if isinstance(method, FunctionType):
+            yield method.__code__
+
+
+def _writes(method: str) -> bool:
+    return method in ("append", "extend") or (method.endswith("_") and not method.startswith("_"))
 
 
 def per_edge(names: tuple[str, ...], kwargs: dict[str, Any], graph: Graph) -> tuple[str, ...]:
@@ -99,13 +145,47 @@ def per_edge(names: tuple[str, ...], kwargs: dict[str, Any], graph: Graph) -> tu
 
 def why_not(module: Any, names: tuple[str, ...]) -> str:
     """Why messages cannot be computed in parts, if that can be seen from the module; else empty."""
-    if _leaves_something(type(module).message.__code__):
+    code = type(module).message.__code__
+    if any(map(_leaves_something, (code, *_helpers(type(module), code)))):
         return "message() leaves something behind"
+    used = code.co_names
+    if module.training and "training" in used and "dropout" not in used:
+        return "message() asks whether it is trained"
     if not {"edge_index", "size", "adj_t", "ptr"}.isdisjoint(names):
         return "message() asks for all edges"
-    for m in _over_all_rows(module.aggr_module):
-        return f"{type(m).__name__} takes its statistics over all nodes"
+    for m in _aggregations(module.aggr_module):
+        if type(m) not in _by_row():
+            return f"{type(m).__name__} may look at all nodes"
+    for m in module.modules():
+        if m is not module and (m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks):
+            return f"hooks are registered on a {type(m).__name__}"
+        if m is not module and not type(m).__module__.startswith(_LIBRARIES):
+            forward = inspect.getattr_static(type(m), "forward", None)
+            if isinstance(forward, FunctionType) and _stores(forward.__code__):
+                return f"{type(m).__name__} leaves something behind"
+        if m.training and isinstance(m, torch.nn.utils.parametrize.ParametrizationList):
+            return "a parametrisation may change with each use"
     return ""
+
+
+def _aggregations(aggregation: Any) -> list[Any]:
+    """An aggregation and those that it consists of."""
+    from torch_geometric.nn.aggr import Aggregation
+
+    return [aggregation, *(m for m in aggregation.modules() if isinstance(m, Aggregation))]
+
+
+@functools.cache
+def _by_row() -> frozenset[type]:
+    """Aggregations whose result for a node depends on the messages to it alone, and not on their order. Recurrent ones and those
+    that pad depend on the largest degree of all nodes."""
+    from torch_geometric.nn import aggr
+
+    names = "Sum Mean Max Min Mul Var Std Softmax PowerMean VariancePreserving Multi DegreeScaler Fused"
+    kinds = (getattr(aggr, f"{name}Aggregation", None) for name in names.split())
+    from torch_geometric.nn.aggr.fused import FusedAggregation
+
+    return frozenset({FusedAggregation, *(kind for kind in kinds if kind is not None)})
 
 
 def _over_all_rows(module: Any) -> list[Any]:
@@ -135,26 +215,42 @@ def _as_evaluated(module: Any, device: torch.device) -> Iterator[None]:
                 handle.remove()
 
 
+def _close(found: Tensor, expected: Tensor) -> bool:
+    found, exact = found.double().nan_to_num(0, 0, 0), expected.double().nan_to_num(0, 0, 0)
+    if not exact.numel():
+        return True
+    return bool((found - exact).abs().max() <= _TOLERANCE.get(expected.dtype, 1e-2) * exact.abs().max().clamp(min=1e-30))
+
+
 def probe(module: Any, message: Any, ids: Tensor) -> int:
     """Bytes that a message and what it is computed from take, an edge, with what is kept for the backward pass. ``message(ids)``
     computes those of some edges. Raises Unsupported if messages depend on one another."""
+    try:
+        return _probe(module, message, ids)
+    except Unsupported:
+        raise
+    except Exception as error:  # the program's own is raised again where all messages are computed
+        raise Unsupported(f"some edges' messages alone: {type(error).__name__}") from None
+
+
+def _probe(module: Any, message: Any, ids: Tensor) -> int:
     half = max(ids.numel() // 2, 1)
     with _as_evaluated(module, ids.device), torch.no_grad():
         whole = message(ids)
         if not isinstance(whole, Tensor) or whole.dim() == 0 or whole.shape[0] != ids.numel():
             raise Unsupported("messages are no tensor with a row for each edge")
-        parts = torch.cat([message(ids[:half]), message(ids[half:])]) if ids.numel() > 1 else whole
-        error = (whole.double() - parts.double()).abs().nan_to_num(0, 0, 0).max() if whole.numel() else 0.0
-        if error > _TOLERANCE.get(whole.dtype, 1e-2) * max(float(whole.double().nan_to_num(0, 0, 0).abs().max()), 1e-30):
-            raise Unsupported("a message depends on others than that of its own edge")
+        for part, expected in zip(ids.split(half), whole.split(half)):
+            # Each edge three times: what depends on how many have an end in common, or on how many there are, is another then.
+            found = message(part.repeat(3)).view(3, *expected.shape)
+            if not _close(found, expected):
+                raise Unsupported("a message depends on others than that of its own edge")
     saved: dict[int, int] = {}
 
-    def pack(t: Tensor) -> Tensor:
+    def pack(t: Tensor) -> Any:  # nothing is kept: a result that its own node held would hold all of it
         if t.dim() and t.shape[0] == ids.numel():
             saved[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
 
-    with _as_evaluated(module, ids.device), torch.enable_grad(), saved_tensors_hooks(pack, lambda t: t):
+    with _as_evaluated(module, ids.device), torch.enable_grad(), saved_tensors_hooks(pack, lambda kept: kept):
         out = message(ids)
     return 3 * out.nbytes // max(ids.numel(), 1) + sum(saved.values()) // max(ids.numel(), 1) + 32
 
@@ -187,12 +283,13 @@ def chunk_size(num_edges: int, bytes_per_edge: int, device: torch.device) -> int
     return max(int(min(CHUNK, CHUNK_SHARE * free) / bytes_per_edge), FEWEST)
 
 
-def in_chunks(of: Edges, most: int, reduced: Callable[[Tensor, Tensor, edges.Ends], Tensor]) -> Tensor:
+def in_chunks(of: Edges, most: int, reduced: Callable[[Tensor, Tensor, edges.Ends], Tensor], state: State) -> Tensor:
     """``reduced(ids, edge_index, ends)``, ``[num_dst, ...]``, of each chunk's edges, put together."""
     training, parts = torch.is_grad_enabled(), []
     for chunk in of.chunks(most):
 
         def run(chunk: Chunk = chunk) -> Tensor:
+            state.check()
             part = of.part(chunk)
             first, second = part.unbind()
             ends = edges.Ends(*((second, first) if of.to_target else (first, second)), lambda: of.graph_of(chunk))

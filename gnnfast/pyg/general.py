@@ -116,6 +116,8 @@ def _update(module: Any, steps: Steps, out: Any, collected: Any) -> Any:
 def _in_chunks(module: Any, steps: Steps, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Any:
     """The same in chunks of edges, or ``None`` if all messages fit into the memory."""
     names = steps.message + steps.aggregate
+    if not edge_index.shape[1]:
+        raise Unsupported("there are no edges")
     if not steps.known_aggregate or any(name.endswith(("_i", "_j")) or name in SPECIAL for name in steps.update):
         raise Unsupported("aggregate() or update() may look at all edges")
     reason = bounded.why_not(module, steps.message)
@@ -136,7 +138,9 @@ def _in_chunks(module: Any, steps: Steps, edge_index: Tensor, size: Any, kwargs:
         return _messages(module, steps, collected(ids, part, edges.Ends(*_ends(module, part), lambda: plain)))
 
     of = bounded.Edges(graph, edge_index, module.flow == "source_to_target")
+    state = bounded.State(module, edge_index, kwargs)
     bytes_per_edge = bounded.probe(module, message, of.ids(0, min(bounded.PROBE, graph.num_edges))) + 2 * _row_bytes(kwargs)
+    state.check()
     most = bounded.chunk_size(graph.num_edges, bytes_per_edge, edge_index.device)
     if most is None:
         return None
@@ -150,12 +154,17 @@ def _in_chunks(module: Any, steps: Steps, edge_index: Tensor, size: Any, kwargs:
 
     gib = 2.0 ** round(math.log2(graph.num_edges * bytes_per_edge / 2**30))
     ran(steps.place, "chunks of edges", f"messages would take about {gib:g} GiB; GNNFAST_BOUNDED={settings().bounded}")
-    return _update(module, steps, bounded.in_chunks(of, most, reduced), of_nodes)
+    return _update(module, steps, bounded.in_chunks(of, most, reduced, state), of_nodes)
 
 
 def _row_bytes(kwargs: dict[str, Any]) -> int:
     """Bytes of a row of all operands."""
     return sum(t.shape[1:].numel() * t.element_size() for t in _tensors(kwargs))
+
+
+def _is_first(dim: int, t: Tensor) -> bool:
+    """Whether a dimension is the first of a tensor, which may have none such."""
+    return bool(dim in (0, -t.dim()) and t.dim())
 
 
 class _Collector:
@@ -166,7 +175,7 @@ class _Collector:
         self._ends, self._first = ends, edge_index.data_ptr()
 
     def _index_select(self, x: Tensor, index: Tensor) -> Tensor:
-        if not x.dim() or self.node_dim % x.dim() or guards.operand("x", x) or x.dtype not in FEATURE_DTYPES:
+        if not index.numel() or not _is_first(self.node_dim, x) or guards.operand("x", x) or x.dtype not in FEATURE_DTYPES:
             return x.index_select(self.node_dim, index)
         in_first = index.data_ptr() == self._first
         return edges.gather(x, self._ends, BY_SRC if in_first == (self.flow == "source_to_target") else BY_DST)
@@ -178,8 +187,7 @@ def _aggregate(module: Any, steps: Steps, messages: Any, ends: edges.Ends, colle
         steps.reduce
         and not guards.operand("messages", messages)
         and messages.dtype in FEATURE_DTYPES
-        and messages.dim()
-        and module.node_dim % messages.dim() == 0
+        and _is_first(module.node_dim, messages)
         and messages.shape[0] == ends.ids[BY_DST].shape[0]
         and messages.device == ends.ids[BY_DST].device
     ):
@@ -188,11 +196,12 @@ def _aggregate(module: Any, steps: Steps, messages: Any, ends: edges.Ends, colle
         return edges.reduce(messages, ends, steps.reduce)
     if why:
         ran(steps.place, "gathers and reductions", why)
+    before = _reducing.ends, _reducing.index  # of an aggregate() that propagates itself
     _reducing.ends, _reducing.index = ends, getattr(collected, "index", None)
     try:
         return module.aggregate(messages, **{name: getattr(collected, name) for name in steps.aggregate})
     finally:
-        _reducing.ends = _reducing.index = None
+        _reducing.ends, _reducing.index = before
 
 
 class _Reducing(threading.local):
@@ -218,7 +227,7 @@ def make_scatter(original: FunctionType) -> Callable[..., Any]:
             or guards.context()
         ):
             return NotImplemented
-        if guards.operand("src", src) or src.dtype not in FEATURE_DTYPES or not src.dim() or dim % src.dim():
+        if guards.operand("src", src) or src.dtype not in FEATURE_DTYPES or not _is_first(dim, src):
             return NotImplemented
         if src.shape[0] != index.shape[0] or dim_size != ends.towards(BY_DST).num_dst or src.device != index.device:
             return NotImplemented

@@ -203,14 +203,18 @@ def _judge_steps(cls: Any, kind: type) -> Steps | str:
     for name in known.METHODS:
         if name != "aggregate" and not known.is_known_method(cls, name):
             return f"{name}() is overridden"
-    if not known.is_generated(inspect.getattr_static(cls, "collect")):
+    collect = inspect.getattr_static(cls, "collect")
+    if not known.is_generated(collect):
         return "collect() is overridden"
     arguments: list[tuple[str, ...]] = []
     for name, given in (("message", 1), ("aggregate", 2), ("update", 2)):  # besides self, what the step before has made
         function = inspect.getattr_static(cls, name)
         if type(function) is not FunctionType or function.__code__.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
             return f"{name}() has no fixed arguments"
-        arguments.append(tuple(n for n in list(inspect.signature(function).parameters)[given:] if n != "aggr"))
+        names = list(inspect.signature(function).parameters)[given:]
+        arguments.append(tuple(n for n in names if name != "aggregate" or n != "aggr"))
+    if {n for names in arguments for n in names} != set(collect.__globals__["CollectArgs"]._fields):
+        return "message() and its like take other arguments than those that PyG generated collect() for"
     own = known.is_known_method(cls, "aggregate")
     reduce = _reductions().get(kind, "") if own else ""
     if reduce and known.replaced_in_propagate(kind):

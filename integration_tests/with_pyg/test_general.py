@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -208,6 +210,54 @@ def test_errors_are_pygs(device):
         Fails()(x, edge_index)
 
 
+def test_a_dimension_that_messages_do_not_have_is_an_error(device):
+    class Flat(_Difference):
+        def message(self, x_j):
+            return x_j.sum(1)
+
+    x, edge_index = arguments("EdgeConv", "random", device)
+    for aggr in ("sum", "max", ["sum", "max"]):
+        with pytest.raises(ValueError, match="invalid dimension"):
+            Flat(aggr)(x, edge_index)
+
+
+def test_bipartite_without_edges(device):
+    class Both(MessagePassing):
+        def forward(self, a, b):
+            return self.propagate(torch.empty(2, 0, dtype=torch.int64, device=a.device), x=(a, b))
+
+        def message(self, x_i, x_j):
+            return x_i.sin() * x_j
+
+    source, target = (torch.randn(n, F, device=device, dtype=torch.float64) for n in (9, 4))
+    compare(Both(), source, target)
+    with gnnfast.override(bounded="on"):
+        compare(Both(), source, target)
+
+
+def test_arguments_that_came_later_than_what_pyg_generated(device, monkeypatch):
+    class Later(_Difference):
+        pass
+
+    x, edge_index = arguments("EdgeConv", "random", device)
+    layer = Later()
+    layer(x, edge_index)
+    monkeypatch.setattr(Later, "message", lambda self, x_i, x_j, scale=2.0: (x_i - x_j) * scale)
+    report = compare(layer, x, edge_index, tolerance=1e-12)
+    assert any("other arguments" in why for _, why in report.fallbacks)
+
+
+def test_an_argument_named_aggr(device):
+    class Named(MessagePassing):
+        def forward(self, x, edge_index):
+            return self.propagate(edge_index, x=x, aggr=3.0)
+
+        def message(self, x_j, aggr=1.0):
+            return x_j.sin() * aggr
+
+    assert kinds(compare(Named(), *arguments("EdgeConv", "random", device), tolerance=1e-12)) == {"gathers and sum"}
+
+
 def test_ids_written_into_before_the_backward_pass(device):
     x, edge_index = arguments("EdgeConv", "random", device)
     out = _Difference()(x.requires_grad_(), edge_index)
@@ -330,6 +380,148 @@ class _Keeps(_Difference):
 def test_what_must_not_be_computed_in_parts(make, reason, device, in_chunks):
     report = compare(make().double(), *arguments("EdgeConv", "random", device), tolerance=1e-9)
     assert any(reason in why for _, _, why in report.kernels) and "chunks of edges" not in kinds(report)
+
+
+class _Scaled(_Difference):
+    """Of many sources each has one edge in what is looked at first, and another later."""
+
+    def message(self, x_j, edge_index_j):
+        return x_j / torch.bincount(edge_index_j)[edge_index_j].view(-1, 1)
+
+
+def test_messages_that_count_the_edges_of_sources(device, in_chunks, monkeypatch):
+    monkeypatch.setattr(bounded, "PROBE", 32)
+    nodes = torch.arange(64, device=device)
+    edge_index = torch.stack([nodes.repeat(2), torch.arange(128, device=device) // 8])
+    x = torch.randn(64, F, device=device, dtype=torch.float64)
+    report = compare(_Scaled(), x, edge_index, tolerance=1e-12)
+    assert any("depends on others" in why for _, _, why in report.kernels)
+
+
+class _Cached(_Difference):
+    """Holds values of edges that nobody can take apart."""
+
+    def forward(self, x, edge_index):
+        self.values = torch.linspace(0, 1, edge_index.shape[1], dtype=x.dtype, device=x.device).view(-1, 1)
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j):
+        return x_j * self.values.sin()
+
+
+class _InTraining(_Difference):
+    def message(self, x_j):
+        return x_j.sin() - x_j.mean(0) if self.training else x_j.sin()
+
+
+class _Writes(_Difference):
+    def forward(self, x, edge_index):
+        self.table = torch.full((1, F), 0.5, dtype=x.dtype, device=x.device)
+        return self.propagate(edge_index, x=x, table=self.table) * self.table
+
+    def message(self, x_j, table):
+        return x_j * table.add_(1)
+
+
+class _Spectral(_Difference):
+    def __init__(self, parametrised):
+        super().__init__()
+        norm = tnn.utils.parametrizations.spectral_norm if parametrised else tnn.utils.spectral_norm
+        self.linear = norm(tnn.Linear(F, F))
+
+    def message(self, x_j):
+        return self.linear(x_j).tanh()
+
+
+class _Helped(_Difference):
+    def message(self, x_j):
+        return self.keep(x_j.sin())
+
+    def keep(self, messages):
+        self.kept = messages
+        return messages
+
+
+class _Counter(tnn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        return x * self.calls
+
+
+class _Counting(_Difference):
+    def __init__(self):
+        super().__init__()
+        self.counter = _Counter()
+
+    def message(self, x_j):
+        return self.counter(x_j).sin()
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (_Cached, "RuntimeError"),
+        (_InTraining, "asks whether it is trained"),
+        (_Writes, "leaves something behind"),
+        (_Helped, "message() leaves something behind"),
+        (_Counting, "_Counter leaves something behind"),
+        (lambda: _Spectral(False), "hooks"),
+        (lambda: _Spectral(True), "parametrisation"),
+    ],
+    ids=["cached", "in training", "writes", "helper", "counter", "spectral norm", "parametrised spectral norm"],
+)
+def test_what_only_all_edges_at_once_give(make, reason, device, in_chunks):
+    report = compare(make().double(), *arguments("EdgeConv", "random", device), tolerance=1e-9)
+    assert any(reason in why for _, _, why in report.kernels) and "chunks of edges" not in kinds(report)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "Median", "LCM", "hooked"])
+def test_aggregations_that_look_at_all_nodes(kind, device, in_chunks):
+    """Recurrent ones pad to the largest degree; what a hook sees is all messages at once."""
+    x, edge_index = arguments("EdgeConv", "sorted", device)
+    edge_index = edge_index[:, edge_index[1].argsort(stable=True)].contiguous()
+    seen = []
+    if kind == "hooked":
+        layer = _Difference("sum")
+        layer.aggr_module.register_forward_hook(lambda module, inputs, out: seen.append(len(inputs[0])))
+    else:
+        make = getattr(nn.aggr, f"{kind}Aggregation")
+        layer = _Difference(make() if kind == "Median" else make(F, F))
+    report = compare(layer.double(), x, edge_index, tolerance=1e-9)
+    assert any("not in chunks" in why for _, _, why in report.kernels) and "chunks of edges" not in kinds(report)
+    assert set(seen) <= {edge_index.shape[1]}
+
+
+def test_what_chunks_are_computed_from_again_must_be_as_it_was(device, in_chunks):
+    """A wrong gradient else: nothing of a message is kept that autograd could miss."""
+    layer, (x, edge_index) = layer_of("EdgeConv", device), arguments("EdgeConv", "random", device)
+    for change in (lambda h: h.add_(1), lambda _: edge_index[:, 0].zero_(), lambda _: layer.nn[0].bias.detach().add_(1)):
+        h = x.clone().requires_grad_() * 1
+        out = layer(h, edge_index)
+        assert "chunks of edges" in kinds(gnnfast.report())
+        change(h)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+def test_nothing_is_held_in_a_cycle(device, in_chunks):
+    layer, (x, edge_index) = layer_of("EdgeConv", device), arguments("EdgeConv", "random", device)
+    gc.collect()
+    gc.disable()
+    try:
+        x = x.clone().requires_grad_()
+        out = layer(x, edge_index)
+        assert "chunks of edges" in kinds(gnnfast.report())
+        out.sum().backward()
+        held = weakref.ref(x)
+        del x, out
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_batch_norm_outside_messages_is_no_hindrance(device, in_chunks):
