@@ -288,7 +288,7 @@ def in_chunks(of: Edges, most: int, reduced: Callable[[Tensor, Tensor, edges.End
     training, parts = torch.is_grad_enabled(), []
     for chunk in of.chunks(most):
 
-        def run(chunk: Chunk = chunk) -> Tensor:
+        def run(_: Tensor, chunk: Chunk = chunk) -> Tensor:
             state.check()
             part = of.part(chunk)
             first, second = part.unbind()
@@ -297,5 +297,6 @@ def in_chunks(of: Edges, most: int, reduced: Callable[[Tensor, Tensor, edges.End
             ends.ids = ()  # type: ignore[assignment]  # what autograd keeps of a chunk must not hold them
             return out
 
-        parts.append(checkpoint(run, use_reentrant=False) if training else run())
+        # An argument on the device, by which the random numbers of that are found and given back too.
+        parts.append(checkpoint(run, of.rowptr, use_reentrant=False) if training else run(of.rowptr))
     return torch.cat(parts)
