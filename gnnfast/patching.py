@@ -181,6 +181,7 @@ def _compile(source: str, function: FunctionType, block: str) -> CodeType:
     begin = min([node.lineno, *(d.lineno for d in node.decorator_list)]) - 1
     head, rest = lines[begin : first.lineno - 1], lines[first.lineno - 1 : node.end_lineno]
     text = textwrap.dedent("".join(head) + textwrap.indent(block, " " * first.col_offset) + "".join(rest))
+    text = "\n" * begin + text  # the first line keeps its number, by which TorchScript knows the overloads of a method
     file = f"{_FILE}{function.__module__}.{function.__qualname__}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     scope: dict[str, Any] = {}

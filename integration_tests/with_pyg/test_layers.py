@@ -502,3 +502,24 @@ class Mine(MessagePassing):
     expected = torch.zeros_like(x).index_add(0, edge_index[1], 2 * x[edge_index[0]])
     torch.testing.assert_close(out, expected)
     assert any(place == "pyg Mine" for place, _ in gnnfast.report().fallbacks)
+
+
+class _Calls(torch.nn.Module):
+    def __init__(self, conv):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        return self.conv(x, edge_index)
+
+
+@pytest.mark.parametrize("name", ["TransformerConv", "GCNConv", "EdgeConv"])
+def test_scripted_layers_keep_their_overloads(name):
+    """TorchScript knows the overloads of a method by the line that it is on."""
+    edge_index, n, _ = GRAPHS["random"]()
+    x = torch.randn(n, F)
+    conv = {"TransformerConv": lambda: nn.TransformerConv(F, 5), "GCNConv": lambda: nn.GCNConv(F, 5)}.get(
+        name, lambda: nn.EdgeConv(torch.nn.Linear(2 * F, 5))
+    )()
+    scripted = torch.jit.script(_Calls(conv))
+    assert torch.allclose(scripted(x, edge_index), conv(x, edge_index), atol=1e-5)
