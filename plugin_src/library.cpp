@@ -32,10 +32,16 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   m.def("sddmm(" GNNFAST_GRAPH
         ", Tensor a, Tensor b, int heads, Tensor? weight=None, Tensor? value=None, Tensor? arg=None) -> Tensor");
   m.def("sddmm_coo(Tensor row, Tensor column, Tensor a, Tensor b, int heads) -> Tensor");
+  // edge_relu/edge_relu.h
+  m.def("edge_relu(" GNNFAST_GRAPH ", Tensor x, Tensor w, bool train) -> (Tensor, Tensor)");
+  m.def("edge_relu_backward(" GNNFAST_GRAPH ", Tensor kept, Tensor grad, bool need_w) -> (Tensor, Tensor)");
   // edge_softmax/edge_softmax.h
   m.def("edge_softmax(" GNNFAST_GRAPH ", Tensor? score, Tensor? dst, Tensor? src, float slope) -> Tensor");
   m.def("edge_softmax_backward(" GNNFAST_GRAPH
         ", Tensor prob, Tensor grad, Tensor? score, Tensor? dst, Tensor? src, float slope, bool sums) -> (Tensor, Tensor)");
+  // head_dots/head_dots.h
+  m.def("head_dots(Tensor x, Tensor a, int heads) -> Tensor");
+  m.def("head_dots_backward(Tensor x, Tensor a, Tensor grad, int heads, bool need_x) -> (Tensor, Tensor)");
   // attention/attention.h
   m.def("attention(" GNNFAST_GRAPH
         ", Tensor dst, Tensor src, Tensor x, float slope, float dropout, Tensor? seed, bool train) -> (Tensor, Tensor)");

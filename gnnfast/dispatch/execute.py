@@ -25,7 +25,9 @@ from gnnfast.unsupported import Unsupported
 
 if _native.cpu.loaded:
     from gnnfast.ops.attention import ATTENTION, MOST_DROP_HEADS, held_width
+    from gnnfast.ops.edge_relu import EDGE_RELU
     from gnnfast.ops.edge_softmax import EDGE_SOFTMAX
+    from gnnfast.ops.head_dots import HEAD_DOTS
     from gnnfast.ops.layer import Coo, Formats, layer
     from gnnfast.ops.pair_attention import PAIR_ATTENTION
     from gnnfast.ops.sddmm import SDDMM, SDDMM_COO
@@ -258,6 +260,24 @@ def fused_attention(graph: Graph, x: Tensor, dst: Tensor, src: Tensor, slope: fl
     """The same without coefficients, which do not exist."""
     args, needs_grad, seed = _prepare(graph, place, dropout, x, dst, src)
     return call(ATTENTION, needs_grad, args, dst, src, x, slope, float(dropout), seed, needs_grad)  # type: ignore[no-any-return]
+
+
+def edge_relu(graph: Graph, x: Tensor, of_edges: Tensor, *, place: str) -> Tensor:
+    """The sum over the in-edges of each node of ``relu(x[source] + of_edges)``, ``[num_dst, F]``, of ``x [num_src, F]`` and
+    ``of_edges [E, F]`` of one dtype. Either may be written into afterwards: of neither anything is kept."""
+    needs_grad = torch.is_grad_enabled() and (x.requires_grad or of_edges.requires_grad)
+    args = graph.args(needs_grad, x.shape[1] * x.element_size())
+    if graph.is_cuda:
+        ids.check()
+    count(graph, place, "sum of relu(x_j + edge)", "over CSR, no message is kept", x.nbytes)
+    return call(EDGE_RELU, needs_grad, args, x, of_edges, needs_grad)  # type: ignore[no-any-return]
+
+
+def head_dots(x: Tensor, vectors: Tensor) -> Tensor:
+    """The dot products of each of the H heads of a row of ``x [N, H D]`` with ``vectors [K, H, D]`` of its dtype, K = 1 or 2:
+    ``[K, N, H]``. ``x`` is read once, and nothing as large as it is made."""
+    needs_grad = torch.is_grad_enabled() and (x.requires_grad or vectors.requires_grad)
+    return call(HEAD_DOTS, needs_grad, (), x, vectors.flatten(1), vectors.shape[1])  # type: ignore[no-any-return]
 
 
 def dot_attention(

@@ -182,8 +182,15 @@ def gat_operands(module: Any, x: Any, pair: Any) -> tuple[Tensor | None, Tensor,
         h_dst = h_src if pair[1] is pair[0] and type(x) is not tuple else module.lin(pair[1])
     else:
         h_src, h_dst = module.lin_src(pair[0]), module.lin_dst(pair[1])
-    a_src = (h_src.view(-1, heads, width) * module.att_src).sum(dim=-1)
-    a_dst = (h_dst.view(-1, heads, width) * module.att_dst).sum(dim=-1)
+    att_src, att_dst = module.att_src, module.att_dst
+    fits = att_src.shape == att_dst.shape == (1, heads, width) and att_src.dtype is att_dst.dtype
+    if not fits or not all(_is_plain(h, (h.shape[0], heads * width), att_src) for h in (h_src, h_dst)):
+        a_src = (h_src.view(-1, heads, width) * att_src).sum(dim=-1)
+        a_dst = (h_dst.view(-1, heads, width) * att_dst).sum(dim=-1)
+    elif h_src is h_dst:
+        a_src, a_dst = execute.head_dots(h_src, torch.cat((att_src, att_dst))).unbind()
+    else:
+        a_src, a_dst = execute.head_dots(h_src, att_src)[0], execute.head_dots(h_dst, att_dst)[0]
     return res, h_src, h_dst, a_src, a_dst
 
 

@@ -28,7 +28,7 @@ from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import attention as eager
 from gnnfast.pyg import compiled_ops as ops
 from gnnfast.pyg.layers import GCN, GRAPH, REORDERED, SAGE, SG, Form, parts_of
-from gnnfast.pyg.messages import DOT_ATTENTION
+from gnnfast.pyg.messages import DOT_ATTENTION, RELU_FORMS
 from gnnfast.pyg.norm import keeps_to_itself
 from gnnfast.pyg.propagate import weight_of
 from gnnfast.pyg.verdict import check_module
@@ -37,9 +37,6 @@ from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, LINEAR
 from gnnfast.unsupported import Unsupported
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-# Not on CUDA: the compiled step of a GAT with 8 heads of 32 on a graph of 169,343 nodes ended in a misaligned address on an H200,
-# in which kernel is not known. Smaller ones passed all tests.
-ATTENTION_ON = ("cpu",)
 
 
 # ---- questions while tracing -------------------------------------------------------------------------------------------------
@@ -237,6 +234,8 @@ def _message(module: Any, *_: Any) -> Any:
         verdict = check_module(module)
         if verdict.message is DOT_ATTENTION:
             raise Unsupported("attention of another forward than the layer's")
+        if verdict.message.form in RELU_FORMS:
+            raise Unsupported("edge features are added to those of nodes")
     except Unsupported as error:
         _left(module, str(error))
         return None
@@ -498,8 +497,6 @@ def _look_at_attention(
             raise Unsupported(reason or "an argument is not served")
         eager.check_layer(known, parts, module)
         _check_edges(edge_index)
-        if edge_index.fake.device.type not in ATTENTION_ON:
-            raise Unsupported("attention within compiled code is left to PyG on a GPU")
         like = None if parts.parameter is None else module._parameters.get(parts.parameter)
         for t in (x, x_dst):
             _check_operand("x", t, edge_index)

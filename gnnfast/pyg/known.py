@@ -27,6 +27,7 @@ _MP, _BASE, _BASIC = "torch_geometric.nn.conv.message_passing", "torch_geometric
 _UTILS = "torch_geometric.utils."
 _GAT, _GATV2 = "torch_geometric.nn.conv.gat_conv", "torch_geometric.nn.conv.gatv2_conv"
 _TRANSFORMER = "torch_geometric.nn.conv.transformer_conv"
+_GIN = "torch_geometric.nn.conv.gin_conv"
 
 # Fingerprints of the source in the releases it was studied in (2.6.0 to 2.8.1), by module and name.
 FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -56,14 +57,16 @@ FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
     (_GAT, "GATConv.edge_update"): ("6ae9b216a0b5",),
     (_GATV2, "GATv2Conv.edge_update"): ("abb0d54e5eec",),
     (_TRANSFORMER, "TransformerConv.message"): ("4d5a63506fac",),
+    (_GIN, "GINEConv.message"): ("8a16fb11694a",),
 }
 TRANSFORMER = _TRANSFORMER, "TransformerConv.message"
+GINE = _GIN, "GINEConv.message"
 
 # What MessagePassing.propagate runs on a dense edge_index, besides message(), update() and the generated collect().
 METHODS = ("_check_input", "_set_size", "_index_select", "_index_select_safe", "_lift", "aggregate")
 _OF_AGGREGATION = ("__call__", "forward", "reduce")
 _OF_MODULE = ("Module.__call__", "Module._call_impl")
-_OF_TENSOR = ("index_select", "scatter_add_", "scatter_reduce_")
+_OF_TENSOR = ("index_select", "scatter_add_", "scatter_reduce_", "relu")
 # Functions that are looked up by name: (module, name there, module and name of the known function).
 _BY_PROPAGATE = (
     (_MP, "is_sparse", (_UTILS + "sparse", "is_sparse")),

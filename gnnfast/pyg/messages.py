@@ -11,12 +11,14 @@ import dis
 import functools
 import inspect
 import itertools
-from types import CodeType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
+
+import torch
 
 
 class Message(NamedTuple):
-    """``weight * feature_j`` or ``feature_j``.
+    """``weight * feature_j`` or ``feature_j``, or, if ``form`` is one of :data:`RELU_FORMS`, ``relu(feature_j + weight)``.
 
     ``feature``: name of the node features without ``_j``. ``weight``: name of the edge values, or ``None``. ``form``: how the code
     shapes the weight before it multiplies: ``"view"`` (``[E, 1]`` of any shape), ``"unsqueeze"`` (one more dimension at the end),
@@ -31,6 +33,26 @@ class Message(NamedTuple):
 
 # The message of TransformerConv, which is known by its source (gnnfast.pyg.known) and served by gnnfast.pyg.attention.
 DOT_ATTENTION = Message("key", "query", "dot", False)
+# That of GINEConv, known likewise: a ReLU after its linear layer for the edges.
+GINE = Message("x", "edge_attr", "relu of a linear layer", False)
+# How the code writes a ReLU; the function itself is asked for in each call, as the name may mean another one by then.
+RELU_FORMS: dict[str, tuple[str, ModuleType] | None] = {
+    "({s}).relu()": None,
+    "F.relu({s})": ("F", torch.nn.functional),
+    "torch.relu({s})": ("torch", torch),
+    GINE.form: None,
+}
+_RELUS = {module: module.relu for module in (torch, torch.nn.functional)}
+
+
+def means_relu(form: str, message: FunctionType) -> bool:
+    """Whether what ``message`` calls is torch's ReLU."""
+    named = RELU_FORMS[form]
+    if named is None:
+        return True
+    name, module = named
+    return message.__globals__.get(name) is module and module.relu is _RELUS[module]
+
 
 _FORMS = {
     "w.view(-1, 1)": "view",
@@ -87,15 +109,20 @@ def _references() -> dict[_Instructions, tuple[int, int | None, str, bool]]:
     table: dict[_Instructions, tuple[int, int | None, str, bool]] = {}
 
     def add(arguments: str, body: str, w: int | None, form: str, optional: bool) -> None:
-        scope: dict[str, Any] = {}
-        exec(f"def message(self, {arguments}):\n {body}\n", scope)
         names = ["self", *arguments.split(", ")]
-        table.setdefault(_instructions(scope["message"].__code__), (names.index("x"), w, form, optional))
+        # Names that a file imports are compiled in another way.
+        for imports in ("", "import torch\nimport torch.nn.functional as F\n"):
+            scope: dict[str, Any] = {}
+            exec(f"{imports}def message(self, {arguments}):\n {body}\n", scope)
+            table.setdefault(_instructions(scope["message"].__code__), (names.index("x"), w, form, optional))
 
     add("x", "return x", None, "plain", False)
     for arguments, (expression, form), (body, optional) in itertools.product(("x, w", "w, x"), _FORMS.items(), _BODIES.items()):
         for product in (f"{expression} * x", f"x * {expression}"):
             add(arguments, body.format(p=product), arguments.split(", ").index("w") + 1, form, optional)
+    for arguments, form, total in itertools.product(("x, w", "w, x"), RELU_FORMS, ("x + w", "w + x")):
+        if form != GINE.form:
+            add(arguments, f"return {form.format(s=total)}", arguments.split(", ").index("w") + 1, form, False)
     return table
 
 
@@ -109,6 +136,8 @@ def recognise(code: CodeType) -> Message | None:
         return None
     x, w, form, optional = found
     feature, weight = code.co_varnames[x], None if w is None else code.co_varnames[w]
+    if form in RELU_FORMS and weight is not None and weight.endswith("_j"):  # a sum does not tell one from the other
+        feature, weight = weight, feature
     if not feature.endswith("_j") or feature == "edge_index_j" or feature == "size_j":
         return None
     if weight is not None and (weight.endswith(("_i", "_j")) or weight in SPECIAL):

@@ -10,14 +10,16 @@ from torch import Tensor
 
 from gnnfast import _native
 from gnnfast.config import settings
-from gnnfast.dispatch.execute import aggregate
+from gnnfast.dispatch import edges
+from gnnfast.dispatch.execute import aggregate, edge_relu
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.features import aggregate_csr, unsupported
 from gnnfast.graph import Graph, ids
-from gnnfast.pyg import general, guards
+from gnnfast.graph.formats import BY_SRC
+from gnnfast.pyg import bounded, general, guards
 from gnnfast.pyg.adjacency import graph_of
 from gnnfast.pyg.attention import dot_attention, is_first_and_small
-from gnnfast.pyg.messages import DOT_ATTENTION, Message
+from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, Message, means_relu
 from gnnfast.pyg.verdict import check_module, refused, served
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import EXTREMA, FEATURE_DTYPES, INDEX_DTYPES
@@ -88,15 +90,55 @@ def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) 
         weight = kwargs.get(message.weight)
         if weight is None and not (message.optional and message.weight in kwargs):
             raise Unsupported(f"message() uses {message.weight}, which was not passed to propagate()")
+    if message.form in RELU_FORMS:
+        out = _relu_sum(module, message, edge_index, (num_src, num_dst, to_target), x, weight, verdict.place)
+        return _updated(module, verdict.update, out, kwargs)
     features, weight, restore = _operands(module, message, edge_index, num_dst, x, weight)
     if features.is_cuda:
         ids.check()  # of earlier calls; in this one PyG raises its own error
     out = _over_graph(module, edge_index, (num_src, num_dst, to_target), features, weight, reduce, verdict.place)
     if restore is not None:
         out = restore(out)
-    if verdict.update is None:
-        return out
-    return module.update(out, **{name: kwargs[name] for name in verdict.update if name in kwargs})
+    return _updated(module, verdict.update, out, kwargs)
+
+
+def _updated(module: Any, names: tuple[str, ...] | None, out: Tensor, kwargs: dict[str, Any]) -> Any:
+    """What ``update()``, which asks for some of the arguments by name, makes of an aggregation."""
+    return out if names is None else module.update(out, **{name: kwargs[name] for name in names if name in kwargs})
+
+
+def _relu_sum(
+    module: Any, message: Message, edge_index: Any, sizes: tuple[int, int, bool], x: Tensor, of_edges: Any, place: str
+) -> Tensor:
+    """The sum of ``relu(x_j + of_edges)``; GINEConv has a linear layer for the latter."""
+    reason = guards.operand("x", x) or guards.operand(str(message.weight), of_edges)
+    if reason or type(edge_index) is not Tensor or not means_relu(message.form, type(module).message):
+        raise Unsupported(reason or "the adjacency is an EdgeIndex, or what message() calls is not torch's ReLU")
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.dtype not in INDEX_DTYPES or not edge_index.is_contiguous():
+        raise Unsupported(f"edge_index is {edge_index.dtype} of shape {list(edge_index.shape)}, or not contiguous")
+    if x.dim() != 2 or module.node_dim not in (0, -2) or x.dtype not in FEATURE_DTYPES or x.device != edge_index.device:
+        raise Unsupported(f"features are {x.dtype} of shape {list(x.shape)}, or on another device than edge_index")
+    lin, shape = module.lin if message is GINE else None, (edge_index.shape[1], x.shape[1])
+    if of_edges.device != x.device or (of_edges.shape != shape if lin is None else of_edges.shape[:1] != shape[:1]):
+        raise Unsupported(f"edge features of shape {list(of_edges.shape)} against features of shape {list(x.shape)}")
+    if lin is not None and bounded.may_not_fit(shape[0], shape[1] * x.element_size(), x.device):
+        raise Unsupported("what the layer makes of edge features may not fit into the memory")
+    try:
+        graph = graph_of(edge_index, *sizes)
+        graph.args(csc=torch.is_grad_enabled())
+    except (IndexError, ValueError) as error:  # a bad index or size: PyG raises its own error
+        raise Unsupported(f"invalid input: {error}") from None
+    if lin is not None:  # from here on nothing is refused: hooks of the layer have seen it run
+        of_edges = lin(of_edges)
+    if _fits(of_edges, shape, x):
+        return edge_relu(graph, x, of_edges, place=place)
+    ran(place, "gathers and sum", f"edge features are {of_edges.dtype} of shape {list(of_edges.shape)}")
+    ends = edges.Ends(edge_index[int(sizes[2])], edge_index[int(not sizes[2])], lambda: graph)
+    return edges.reduce((edges.gather(x, ends, BY_SRC) + of_edges).relu(), ends, "sum")
+
+
+def _fits(t: Any, shape: tuple[int, int], like: Tensor) -> bool:
+    return type(t) is Tensor and t.layout is _STRIDED and t.shape == shape and t.dtype is like.dtype and t.device == like.device
 
 
 def _over_graph(

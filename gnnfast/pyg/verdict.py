@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gnnfast.pyg import known
-from gnnfast.pyg.messages import DOT_ATTENTION, SPECIAL, Message, recognise
+from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, SPECIAL, Message, means_relu, recognise
 from gnnfast.unsupported import Unsupported
 
 # Not propagate: PyG puts a bound one into the instance when an explainer was used, and it is the generated one that called here.
@@ -187,12 +187,16 @@ def _judge(cls: Any, kind: type) -> Verdict | str:
     found = recognise(message.__code__) if type(message) is FunctionType else None
     if known.is_known(message, *known.TRANSFORMER):
         found = DOT_ATTENTION
+    elif known.is_known(message, *known.GINE):
+        found = GINE
     if found is None:
         reason = "message() is not x_j or weight * x_j"
         if isinstance(message, FunctionType) and getattr(cls, "message", None) is message:
             _refusals[id(cls)] = message, message.__code__, reason  # type: ignore[union-attr]
         return reason
     reduce, place = _reductions()[kind], f"pyg {cls.__name__}"
+    if found.form in RELU_FORMS and not (reduce == "sum" and means_relu(found.form, message)):  # type: ignore[arg-type]
+        return "message() is relu(x_j + edge features), of which only sums are fused"
     if known.is_known_method(cls, "update"):
         return Verdict(found, reduce, None, place)
     names = update_arguments(update) if type(update) is FunctionType else None

@@ -146,13 +146,7 @@ def check(found, wanted, tolerance=1e-9):
             assert relative_error(f, w) < tolerance or (f - w).norm() < 0.01 * tolerance * largest  # of sums that cancel
 
 
-ATTENTION = (nn.GATConv, nn.GATv2Conv, nn.TransformerConv)
-
-
 def compiled(module, **options):
-    parts = module.modules() if isinstance(module, torch.nn.Module) else ()
-    if any(isinstance(m, ATTENTION) and next(m.parameters()).is_cuda for m in parts):
-        pytest.skip("attention within compiled code is left to PyG on a GPU")
     return torch.compile(module, fullgraph=True, **({"backend": "aot_eager"} | options))
 
 
@@ -502,7 +496,7 @@ def test_bipartite(device):
         nn.GraphConv((F, 6), 5),
         nn.GATConv((F, 6), 4, add_self_loops=False),
     )
-    for layer in layers if device.type == "cpu" else layers[:-1]:  # attention is left to PyG on a GPU
+    for layer in layers:
         layer = layer.double().to(device)
 
         class Pair(torch.nn.Module):
@@ -596,8 +590,6 @@ def test_what_steps_aside(device):
         (nn.GATConv(F, 5, edge_dim=1, add_self_loops=False), (weight[:, None],), None),
         (nn.GATConv(F, 5, heads=40, dropout=0.5), (), "there is no kernel for heads so wide, or the dropout"),
     ):
-        if isinstance(layer, ATTENTION) and device.type == "cuda":
-            continue  # left to PyG as it is
         layer = layer.double().to(device).eval() if reason is None else layer.double().to(device)
         torch._dynamo.reset()
         gnnfast.clear_report()

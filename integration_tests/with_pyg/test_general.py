@@ -32,7 +32,7 @@ def degrees() -> torch.Tensor:
 
 # name -> layer, and whether it takes edge features
 LAYERS = {
-    "GINEConv": (lambda: nn.GINEConv(mlp(F), edge_dim=EDGE), True),
+    "GINEConv mean": (lambda: nn.GINEConv(mlp(F), edge_dim=EDGE, aggr="mean"), True),
     "EdgeConv": (lambda: nn.EdgeConv(mlp(2 * F)), False),
     "EdgeConv mean": (lambda: nn.EdgeConv(mlp(2 * F), aggr="mean"), False),
     "EdgeConv min": (lambda: nn.EdgeConv(mlp(2 * F), aggr="min"), False),
@@ -124,7 +124,7 @@ def test_layer(name, graph, device):
     assert any(kind.startswith("gathers") for kind in kinds(report))
 
 
-@pytest.mark.parametrize("name", ["EdgeConv", "GINEConv", "_mean", "several reductions"])
+@pytest.mark.parametrize("name", ["EdgeConv", "GINEConv mean", "_mean", "several reductions"])
 def test_dtypes(name, device):
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.float16, 5e-3)):
         layer = _Difference("mean") if name == "_mean" else layer_of(name, device, dtype)
@@ -298,7 +298,7 @@ def test_layer_in_chunks(name, graph, device, in_chunks):
     served = "chunks of edges" in kinds(report)
     assert served or GRAPHS[graph]()[0].shape[1] <= 37 or any("not in chunks" in why for _, _, why in report.kernels)
     if name in (
-        "GINEConv",
+        "GINEConv mean",
         "EdgeConv",
         "EdgeConv mean",
         "EdgeConv min",
@@ -526,7 +526,7 @@ def test_nothing_is_held_in_a_cycle(device, in_chunks):
 
 def test_batch_norm_outside_messages_is_no_hindrance(device, in_chunks):
     layer = nn.GINEConv(tnn.Sequential(tnn.Linear(F, F), tnn.BatchNorm1d(F)), edge_dim=EDGE).double()
-    report = compare(layer, *arguments("GINEConv", "random", device), tolerance=1e-9)
+    report = compare(layer, *arguments("GINEConv mean", "random", device), tolerance=1e-9)
     assert "chunks of edges" in kinds(report)
     assert not any(m._forward_pre_hooks for m in layer.modules())
 

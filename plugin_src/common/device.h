@@ -9,6 +9,8 @@ namespace gnnfast {
 struct SpmmArgs;
 struct SpmmCooArgs;
 struct GcnNormArgs;
+struct HeadDotsArgs;
+struct EdgeReluArgs;
 struct SddmmArgs;
 struct EdgeSoftmaxArgs;
 struct AttentionArgs;
@@ -24,6 +26,9 @@ struct Cpu {
   static bool can_fuse_dot(const SpmmArgs& args, ScalarType dtype);
   static void spmm_coo(const SpmmCooArgs& args, const Tensor& x);
   static void gcn_norm(const GcnNormArgs& args, const Tensor& out);
+  static void head_dots(const HeadDotsArgs& args, const Tensor& x);
+  static void head_dots_backward(const HeadDotsArgs& args, const Tensor& x);
+  static void edge_relu(const EdgeReluArgs& args, const Tensor& x);
   static void sddmm(const SddmmArgs& args, const Tensor& a);
   static void edge_softmax(const EdgeSoftmaxArgs& args, const Tensor& ref);
   static void attention(const AttentionArgs& args, const Tensor& x);
@@ -41,6 +46,9 @@ struct Cuda {
   static bool can_fuse_dot(const SpmmArgs& args, ScalarType dtype);
   static void spmm_coo(const SpmmCooArgs& args, const Tensor& x);
   static void gcn_norm(const GcnNormArgs& args, const Tensor& out);
+  static void head_dots(const HeadDotsArgs& args, const Tensor& x);
+  static void head_dots_backward(const HeadDotsArgs& args, const Tensor& x);
+  static void edge_relu(const EdgeReluArgs& args, const Tensor& x);
   static void sddmm(const SddmmArgs& args, const Tensor& a);
   static void edge_softmax(const EdgeSoftmaxArgs& args, const Tensor& ref);
   static void attention(const AttentionArgs& args, const Tensor& x);

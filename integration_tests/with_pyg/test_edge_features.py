@@ -1,0 +1,190 @@
+"""GINEConv, and layers of users whose message is the ReLU of a node's features plus an edge's, against PyG's own path."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from comparison import compare, run
+from graphs import GRAPHS
+from torch import nn as tnn
+from torch_geometric import nn
+
+import gnnfast
+
+WIDTH, EDGE = 12, 3
+FUSED = "sum of relu(x_j + edge)"
+
+
+class Method(nn.MessagePassing):
+    def forward(self, x, edge_index, edge_attr):
+        return self.propagate(edge_index, x=x, edge_attr=edge_attr)
+
+    def message(self, x_j, edge_attr):
+        return (x_j + edge_attr).relu()
+
+
+class Functional(Method):
+    """As in the examples of the Open Graph Benchmark."""
+
+    def message(self, x_j, edge_attr):
+        return F.relu(x_j + edge_attr)
+
+    def update(self, aggr_out):
+        return aggr_out * 2
+
+
+class OfTorch(Method):
+    def message(self, edge_attr, x_j):
+        return torch.relu(edge_attr + x_j)
+
+
+def gine(**options):
+    return nn.GINEConv(tnn.Linear(WIDTH, 5), **options)
+
+
+LAYERS = {
+    "GINEConv": (lambda: gine(), WIDTH),
+    "GINEConv, edge_dim": (lambda: gine(edge_dim=EDGE, train_eps=True), EDGE),
+    "method": (Method, WIDTH),
+    "functional": (Functional, WIDTH),
+    "of torch": (OfTorch, WIDTH),
+    "to sources": (lambda: Method(flow="target_to_source"), WIDTH),
+}
+
+
+def arguments(name, graph, device, dtype=torch.float64, ids=torch.int64):
+    edge_index, num_src, num_dst = GRAPHS[graph]()
+    x = torch.randn(max(num_src, num_dst), WIDTH, dtype=dtype, device=device)
+    return x, edge_index.to(device, ids), torch.randn(edge_index.shape[1], LAYERS[name][1], dtype=dtype, device=device)
+
+
+def layer_of(name, device, dtype=torch.float64):
+    return LAYERS[name][0]().to(device, dtype)
+
+
+def kinds(report):
+    return {kernel for _, kernel, _ in report.kernels}
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_layer(name, graph, device):
+    report = compare(layer_of(name, device), *arguments(name, graph, device), tolerance=1e-9)
+    assert FUSED in kinds(report) and not report.fallbacks
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["GINEConv", "GINEConv, edge_dim"])
+def test_dtypes(name, dtype, device):
+    tolerance = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-2}[dtype]
+    report = compare(layer_of(name, device, dtype), *arguments(name, "random", device, dtype), tolerance=tolerance)
+    assert FUSED in kinds(report)
+
+
+def test_int32_ids(device):
+    layer = layer_of("GINEConv", device)
+    x, edge_index, edge_attr = arguments("GINEConv", "random", device)
+    for ours, theirs in zip(run(layer, x, edge_index.int(), edge_attr), run(layer, x, edge_index, edge_attr)):
+        assert torch.equal(ours, theirs)
+
+
+def test_bipartite(device):
+    edge_index, num_src, num_dst = GRAPHS["bipartite"]()
+    sides = [torch.randn(n, WIDTH, dtype=torch.float64, device=device) for n in (num_src, num_dst)]
+    edge_attr = torch.randn(edge_index.shape[1], WIDTH, dtype=torch.float64, device=device)
+    layer = layer_of("GINEConv", device)
+
+    class Pair(tnn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, left, right, edge_index, edge_attr):
+            return self.layer((left, right), edge_index, edge_attr)
+
+    report = compare(Pair(layer), *sides, edge_index.to(device), edge_attr, tolerance=1e-9)
+    assert FUSED in kinds(report)
+
+
+@pytest.mark.parametrize("aggr", ["mean", "max"])
+def test_other_reductions_are_not_taken_for_sums(aggr, device):
+    report = compare(gine(aggr=aggr).double(), *arguments("GINEConv", "random", device), tolerance=1e-9)
+    assert FUSED not in kinds(report)
+
+
+def test_a_function_of_that_name_that_is_another(device, monkeypatch):
+    layer, inputs = layer_of("functional", device), arguments("functional", "random", device)
+    assert FUSED in kinds(compare(layer, *inputs, tolerance=1e-9))
+    monkeypatch.setitem(globals(), "F", type("F", (), {"relu": staticmethod(torch.tanh)}))
+    assert FUSED not in kinds(compare(layer, *inputs, tolerance=1e-9))
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.nn.functional, "relu", lambda t: t.clamp(min=0.5))
+    with torch.no_grad():
+        x, edge_index, edge_attr = inputs
+        messages = (x[edge_index[0]] + edge_attr).clamp(min=0.5)
+        expected = torch.zeros_like(x).index_add(0, edge_index[1], messages) * 2
+        torch.testing.assert_close(layer(x, edge_index, edge_attr), expected)
+
+
+def test_shapes_that_broadcast(device):
+    x, edge_index, _ = arguments("method", "random", device)
+    for shape in ((200, 1), (1, WIDTH), (WIDTH,), ()):
+        edge_attr = torch.randn(shape, dtype=torch.float64, device=device)
+        report = compare(Method(), x, edge_index, edge_attr, tolerance=1e-9)
+        assert FUSED not in kinds(report)
+
+
+def test_a_linear_layer_that_gives_another_dtype(device):
+    class Half(tnn.Module):
+        calls = 0
+
+        def forward(self, t):
+            Half.calls += 1
+            return t.float()
+
+    layer = layer_of("GINEConv, edge_dim", device)
+    layer.lin = Half()
+    x, edge_index, edge_attr = arguments("GINEConv", "random", device)
+    with torch.no_grad():
+        found = layer(x, edge_index, edge_attr)
+        assert Half.calls == 1
+        with gnnfast.override(bounded="off"):
+            gnnfast.disable()
+            expected = layer(x, edge_index, edge_attr)
+            gnnfast.enable()
+    torch.testing.assert_close(found, expected)
+
+
+def test_dimensions_that_do_not_match(device):
+    x, edge_index, edge_attr = arguments("GINEConv, edge_dim", "random", device)
+    with pytest.raises(ValueError, match="dimensionalities do not match"):
+        layer_of("GINEConv", device)(x, edge_index, edge_attr)
+
+
+def test_operands_may_be_written_into_afterwards(device):
+    layer = layer_of("GINEConv", device)
+    x, edge_index, edge_attr = arguments("GINEConv", "random", device)
+
+    def grads():
+        leaves = [t.clone().requires_grad_() for t in (x, edge_attr)]
+        used = [t * 1 for t in leaves]
+        out = layer.propagate(edge_index, x=(used[0], used[0]), edge_attr=used[1], size=None)
+        for t in used:
+            t.zero_()
+        return torch.autograd.grad(out.square().sum(), leaves)
+
+    found = grads()
+    gnnfast.disable()
+    expected = grads()
+    gnnfast.enable()
+    for ours, theirs in zip(found, expected):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_copy_and_second_derivatives(device):
+    layer = copy.deepcopy(layer_of("GINEConv, edge_dim", device))
+    x, edge_index, edge_attr = arguments("GINEConv, edge_dim", "self_loops_and_duplicates", device)
+    torch.autograd.gradgradcheck(lambda x, e: layer(x, edge_index, e), (x.requires_grad_(), edge_attr.requires_grad_()))
