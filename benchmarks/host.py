@@ -248,7 +248,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sizes", nargs="*", help=f"of {SIZES}; all if not given")
     parser.add_argument("--models", nargs="*", choices=sorted({m for names in MODELS.values() for m in names}))
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--warmup", type=int, default=4, help="steps before each measurement")
+    # Python forgets what it has learned about functions that are switched, and learns it again in some 50 calls.
+    parser.add_argument("--warmup", type=int, default=16, help="steps before each measurement")
     parser.add_argument("--seconds", type=float, default=0.15, help="of steps in one measurement")
     parser.add_argument("--quick", action="store_true", help="without counting waits and launches")
     parser.add_argument("--out", help="write OUT.json and OUT.md")

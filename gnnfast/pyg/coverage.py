@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from types import FunctionType
 from typing import Any, NamedTuple
 
 from gnnfast.pyg import known
 from gnnfast.pyg.install import PATCHES
-from gnnfast.pyg.messages import recognise
+from gnnfast.pyg.messages import RELU_FORMS
 from gnnfast.pyg.norm import make_normalising
+from gnnfast.pyg.verdict import message_of
 
 _MORE_MODULES = ("attentive_fp", "linkx", "lpformer", "schnet", "visnet")  # of torch_geometric.nn.models, with classes of their own
 
@@ -49,17 +49,18 @@ def _row(cls: Any) -> Row:
     if patch is not None and patch.make is not make_normalising:
         attention = patch.make.__module__ != "gnnfast.pyg.layers" and "attention" in patch.make.__module__
         return Row(cls.__name__, "as a whole", "attention" if attention else "linear parts, aggregation, bias and root")
-    message = inspect.getattr_static(cls, "message")
-    found = recognise(message.__code__) if isinstance(message, FunctionType) else None
+    found = message_of(inspect.getattr_static(cls, "message"))
     if not known.is_known_method(cls, "aggregate"):
         return Row(cls.__name__, "in part", "gathers, and what its own aggregate() calls of PyG")
     if found is None:
         return Row(cls.__name__, "in part", "gathers and reductions around its own message()")
+    if found.form in RELU_FORMS:
+        return Row(cls.__name__, "fused", f"sum of relu({found.feature}_j + {found.weight})")
     if found.form == "plain" and found.weight is not None:  # which may have a value for each feature
         return Row(cls.__name__, "in part", f"SpMM where {found.weight} has a value per edge or head, else gathers and reductions")
-    message_of = f"{found.feature}_j" if found.weight is None else f"{found.weight} * {found.feature}_j"
+    of_edge = f"{found.feature}_j" if found.weight is None else f"{found.weight} * {found.feature}_j"
     normalised = ", normalised once per graph" if patch is not None else ""
-    return Row(cls.__name__, "fused", f"SpMM of {message_of}{normalised}")
+    return Row(cls.__name__, "fused", f"SpMM of {of_edge}{normalised}")
 
 
 def markdown() -> str:

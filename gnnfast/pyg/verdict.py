@@ -184,11 +184,7 @@ def _judge(cls: Any, kind: type) -> Verdict | str:
     if not known.is_generated(inspect.getattr_static(cls, "collect")):
         return "collect() is overridden"
     message, update = inspect.getattr_static(cls, "message"), inspect.getattr_static(cls, "update")
-    found = recognise(message.__code__) if type(message) is FunctionType else None
-    if known.is_known(message, *known.TRANSFORMER):
-        found = DOT_ATTENTION
-    elif known.is_known(message, *known.GINE):
-        found = GINE
+    found = message_of(message)
     if found is None:
         reason = "message() is not x_j or weight * x_j"
         if isinstance(message, FunctionType) and getattr(cls, "message", None) is message:
@@ -201,6 +197,15 @@ def _judge(cls: Any, kind: type) -> Verdict | str:
         return Verdict(found, reduce, None, place)
     names = update_arguments(update) if type(update) is FunctionType else None
     return "update() asks for more than arguments of propagate()" if names is None else Verdict(found, reduce, names, place)
+
+
+def message_of(function: Any) -> Message | None:
+    """What a ``message()`` computes, if a kernel does that."""
+    if known.is_known(function, *known.TRANSFORMER):
+        return DOT_ATTENTION
+    if known.is_known(function, *known.GINE):
+        return GINE
+    return recognise(function.__code__) if type(function) is FunctionType else None
 
 
 def _judge_steps(cls: Any, kind: type) -> Steps | str:
