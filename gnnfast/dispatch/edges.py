@@ -64,14 +64,19 @@ def _rows(messages: Tensor) -> tuple[Tensor, int]:
 
 def _added(messages: Tensor, ends: Ends, side: int, mean: bool) -> Tensor:
     rows, row_bytes = _rows(messages)
-    out: Tensor = call(SPMM, False, ends.incidence(side, row_bytes), None, None, rows, mean, None)
-    return out.view(out.shape[0], *messages.shape[1:])
+    return _shaped(call(SPMM, False, ends.incidence(side, row_bytes), None, None, rows, mean, None), messages)
 
 
 def _best(messages: Tensor, ends: Ends, side: int, minimum: bool) -> Tensor:
     rows, row_bytes = _rows(messages)
-    out: Tensor = call(SPMM_MAX, False, ends.incidence(side, row_bytes), None, rows, minimum, 0, 0.0)
-    return out.view(out.shape[0], *messages.shape[1:])
+    return _shaped(call(SPMM_MAX, False, ends.incidence(side, row_bytes), None, rows, minimum, 0, 0.0), messages)
+
+
+def _shaped(out: Tensor, messages: Tensor) -> Tensor:
+    """``[nodes, F]`` with rows as those of messages ``[E, ...]``. Autograd must see no view, into which users could not write."""
+    if messages.dim() == 2:
+        return out
+    return torch.ops.aten._unsafe_view.default(out, [out.shape[0], *messages.shape[1:]])  # type: ignore[no-any-return]
 
 
 # Ids are saved although ``ends`` holds them: autograd then says so if somebody has written into them since.

@@ -18,6 +18,7 @@ from gnnfast.dispatch import execute
 from gnnfast.dispatch.execute import softmax
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.graph import Graph
+from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import guards
 from gnnfast.pyg.adjacency import graph_of, key_of
@@ -394,6 +395,8 @@ def make_softmax(original: FunctionType) -> Callable[..., Any]:
         graph = cache.find((base if kept is None else kept,), key_of(num_nodes, num_nodes, True))
         if graph is None or not graph.has(False) or torch.is_autocast_enabled(src.device.type):
             return NotImplemented
+        if torch.is_grad_enabled() and saved_tensors_are_watched():
+            return NotImplemented  # the graph may be known by now only in the repetition of a forward pass
         try:
             out = softmax(graph, src if src.dim() == 2 else src[:, None], place="pyg softmax")
         except (Unsupported, IndexError, ValueError):

@@ -36,7 +36,10 @@ def operand(name: str, t: object) -> str:
     if t.layout is not _STRIDED:
         return f"{name} has layout {t.layout}"
     if (_CPU and t.is_cpu) or (_CUDA and t.is_cuda):
-        return f"the storage of {name} was emptied" if t.data_ptr() == 0 and t.numel() else ""
+        try:
+            return f"the storage of {name} was emptied" if t.data_ptr() == 0 and t.numel() else ""
+        except RuntimeError:  # one that a torch.func transform has left behind, as in a layer that caches
+            return f"{name} has no storage"
     return f"{name} is on {t.device.type}: {_native.missing(t.device.type)}"
 
 

@@ -398,14 +398,14 @@ _met = Sightings()
 
 
 def _scattered(x: Tensor, scale: Tensor, edge_index: Tensor, place: str) -> Tensor:
-    """The sum over a graph, added to ``scale * x``, by operations that PyG uses too: on small graphs the host takes longer between
-    these than in them. Raises Unsupported if PyG's own must run."""
+    """The sum over a graph, and ``scale * x`` added to it, by the operations that PyG uses, in its order, which rounds alike: on
+    small graphs the host takes longer between these than in them. Raises Unsupported if PyG's own must run."""
     if edge_index.shape[0] != 2 or edge_index.dtype is not torch.int64 or guards.operand("edge_index", edge_index):
         raise Unsupported("the edges are not as PyG wants them")
     src, dst = edge_index.unbind()
     try:
         messages = x.index_select(0, src)
-        out = (x * scale).scatter_add_(0, dst.unsqueeze(1).expand_as(messages), messages)
+        out = torch.zeros_like(x).scatter_add_(0, dst.unsqueeze(1).expand_as(messages), messages).add_(scale * x)
     except RuntimeError as error:  # PyG raises its own
         raise Unsupported(str(error)) from None
     ran(place, "PyG's own", "too small to gain: its operations alone")

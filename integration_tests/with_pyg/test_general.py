@@ -145,6 +145,36 @@ def test_flow_and_ids(flow, ids, device):
         assert kinds(gnnfast.report()) == {f"gathers and {aggr}"}
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max", "min"])
+def test_results_may_be_written_into(aggr, heads, device):
+    """At once, and where nothing was recorded and later is. An extremum is what its gradient is computed from, as in PyG."""
+    x, edge_index = arguments("EdgeConv", "random", device)
+    x = (x if heads == 1 else x.view(-1, heads, F // heads)).requires_grad_()
+    layer = _Difference(aggr, node_dim=0)
+
+    def written():
+        with torch.no_grad():
+            before = layer(x, edge_index)
+        before += x.sum()
+        out = layer(x, edge_index)
+        out.relu_().add_(before)
+        try:
+            return out.detach(), torch.autograd.grad(out.sum(), x)[0]
+        except RuntimeError as error:
+            return out.detach(), torch.tensor(float("modified by an inplace operation" in str(error)))
+
+    gnnfast.clear_report()
+    found = written()
+    assert any(kind.startswith("gathers") for kind in kinds(gnnfast.report()))
+    gnnfast.disable()
+    try:
+        expected = written()
+    finally:
+        gnnfast.enable()
+    assert all(f.shape == e.shape and relative_error(f, e) < 1e-12 for f, e in zip(found, expected))
+
+
 def test_bipartite(device):
     edge_index, num_src, num_dst = GRAPHS["bipartite"]()
     edge_index = edge_index.to(device)

@@ -17,6 +17,7 @@ from gnnfast.patching import code_of
 
 pytest.importorskip("torch_geometric", reason="PyG is not installed")
 import torch_geometric.transforms as T
+from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing, aggr
@@ -525,6 +526,34 @@ def test_transforms_of_torch_func(make, edge_index, x, device):
 
 
 # ---- in-place use after the call -----------------------------------------------------------------------------------------------
+def test_what_a_transform_left_in_a_cached_layer(edge_index, x, device):
+    """It has no storage any more, and PyG can still compute with it."""
+
+    def run():
+        torch.manual_seed(0)
+        layer = nn.GCNConv(F, F, cached=True).to(device, torch.float64)
+        torch.func.grad(lambda t: layer(t, edge_index).sum())(x)
+        return layer(x, edge_index).detach()
+
+    same(run)
+
+
+def test_softmax_of_a_graph_that_is_met_under_checkpointing(device):
+    """The first pass meets a graph that its repetition knows: both save the same."""
+    edge_index, x = torch.randint(0, NODES, (2, EDGES), device=device), torch.randn(NODES, F, device=device, dtype=torch.float64)
+    layer = nn.HypergraphConv(F, F, use_attention=True).to(device, torch.float64)
+
+    def run():
+        leaf = x.clone().requires_grad_()
+        edges = edge_index.clone()
+        for _ in range(2):
+            out = checkpoint(lambda t: layer(t, edges, hyperedge_attr=t, num_edges=NODES), leaf, use_reentrant=False)
+            gradient = torch.autograd.grad(out.pow(2).sum(), leaf)[0]
+        return gradient
+
+    same(run)
+
+
 # name -> a layer, and whether it takes weights
 AFTER = {
     "weighted": lambda: (Weighted(), True),
