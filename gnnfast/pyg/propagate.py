@@ -15,6 +15,7 @@ from gnnfast.dispatch.execute import aggregate, edge_relu
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.features import aggregate_csr, unsupported
 from gnnfast.graph import Graph, ids
+from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_SRC
 from gnnfast.pyg import bounded, general, guards
 from gnnfast.pyg.adjacency import graph_of
@@ -55,6 +56,9 @@ def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
     verdict = served.get(id(type(module)))
     if verdict is None or type(edge_index) is not Tensor or not edge_index.is_cuda:
         return False
+    training = torch.is_grad_enabled()
+    if training and saved_tensors_are_watched():  # what was met before must not decide
+        return False
     if verdict.message is DOT_ATTENTION:
         if not is_first_and_small(module, edge_index):
             return False
@@ -63,7 +67,6 @@ def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
     x = kwargs.get(verdict.message.feature)
     if type(x) is tuple:
         x = x[0]
-    training = torch.is_grad_enabled()
     if type(x) is not Tensor or x.layout is not _STRIDED or x.dim() < 2 or (training and verdict.reduce in EXTREMA):
         return False
     row_bytes = x.shape[1:].numel() * x.element_size()

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from comparison import compare, run
 from graphs import GRAPHS
 from torch import nn as tnn
+from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn
 
 import gnnfast
@@ -188,3 +189,36 @@ def test_a_copy_and_second_derivatives(device):
     layer = copy.deepcopy(layer_of("GINEConv, edge_dim", device))
     x, edge_index, edge_attr = arguments("GINEConv, edge_dim", "self_loops_and_duplicates", device)
     torch.autograd.gradgradcheck(lambda x, e: layer(x, edge_index, e), (x.requires_grad_(), edge_attr.requires_grad_()))
+
+
+@pytest.mark.parametrize("kind", ["GINE", "Transformer", "GIN", "plain"])
+def test_small_layers_of_a_class_that_is_met_under_checkpointing(kind, device):
+    class Plain(Method):
+        def message(self, x_j, edge_attr):
+            return (x_j + edge_attr).relu()
+
+    class Transformer(nn.TransformerConv):
+        def forward(self, x, edge_index, edge_attr):
+            return super().forward(x, edge_index)
+
+    class Gine(nn.GINEConv):
+        pass
+
+    class Gin(nn.GINConv):
+        def forward(self, x, edge_index, edge_attr):
+            return super().forward(x, edge_index)
+
+    made = {
+        "GINE": lambda: Gine(tnn.Linear(WIDTH, 5)),
+        "Transformer": lambda: Transformer(WIDTH, 5),
+        "GIN": lambda: Gin(tnn.Linear(WIDTH, 5)),
+        "plain": Plain,
+    }
+    layer = made[kind]().double().to(device)
+    x, edge_index, edge_attr = arguments("GINEConv", "random", device)
+    x.requires_grad_()
+    (found,) = torch.autograd.grad(checkpoint(layer, x, edge_index, edge_attr, use_reentrant=False).sum(), x)
+    gnnfast.disable()
+    (expected,) = torch.autograd.grad(layer(x, edge_index, edge_attr).sum(), x)
+    gnnfast.enable()
+    torch.testing.assert_close(found, expected)
