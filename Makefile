@@ -27,8 +27,8 @@ install: $(VENV)/installed
 
 lint: $(VENV)/installed
 	$(BIN)/pip install -q ruff mypy clang-format
-	$(BIN)/ruff check gnnfast integration_tests benchmarks
-	$(BIN)/ruff format --check gnnfast integration_tests benchmarks
+	$(BIN)/ruff check gnnfast integration_tests benchmarks docs examples
+	$(BIN)/ruff format --check gnnfast integration_tests benchmarks docs examples
 	$(BIN)/mypy
 	find plugin_src -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
 

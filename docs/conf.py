@@ -20,7 +20,7 @@ napoleon_use_rtype = False
 
 def _links_to_files(_app, _page, text):
     """Files of the repository that are no pages, such as results, are for download."""
-    text[0] = re.sub(r"\]\((\.\./(?:\.\./)?(?!\.\.)[^)#]+\.md)\)", r"](path:\1)", text[0])
+    text[0] = re.sub(r"\]\((\.\./(?:\.\./)?[^)#.][^)#]*\.md)(?:#[^)]*)?\)", r"](path:\1)", text[0])
 
 
 def setup(app):

@@ -1,4 +1,4 @@
-"""Writes the pages that are made from the code: ``python docs/generate.py``. Coverage of PyG: ``python -m gnnfast.pyg.coverage``."""
+"""Writes the pages that are made from the code, but coverage of PyG (``gnnfast.pyg.coverage``): ``python docs/generate.py``."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ def settings() -> str:
         "",
         "Made from `gnnfast/config.py` by `python docs/generate.py`.",
         "",
-        "Environment variables are read when gnnfast is imported. A value that a variable does not accept is an error, which says what",
-        "it accepts; a name that is none gets a warning with the nearest one. `gnnfast doctor` lists what is set, and what of it has no",
-        "effect.",
+        "Environment variables are read when gnnfast is imported. A value that a variable does not accept is an error, which says",
+        "what it accepts; a name that is none gets a warning with the nearest one. `gnnfast doctor` lists what is set, and what of",
+        "it has no effect.",
         "",
         "| variable | what it is | accepts | default |",
         "|---|---|---|---|",
     ]
     for setting in fields(Settings):
         facts = setting.metadata
-        lines.append(f"| `{facts['variable']}` | {facts['about']} | {facts['accepts']} | {_default(setting.default, facts['unset'])} |")
+        default = _default(setting.default, facts["unset"])
+        lines.append(f"| `{facts['variable']}` | {facts['about']} | {facts['accepts']} | {default} |")
     named = {setting.name: setting.metadata["variable"] for setting in fields(Settings)}
     lines += [
         "",

@@ -1,5 +1,5 @@
-"""Graphs for the examples: Cora where GNNFAST_DATA names a folder with its raw files (planetoid/ind.cora.*), else a made graph of its
-size, whose labels can be learnt from the neighbours; and made molecules. Nothing is downloaded."""
+"""Graphs for the examples: Cora where GNNFAST_DATA names a folder with its raw files (planetoid/ind.cora.*), else a made graph of
+its size, whose labels can be learnt from the neighbours; and made molecules. Nothing is downloaded."""
 
 from __future__ import annotations
 

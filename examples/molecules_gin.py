@@ -1,6 +1,7 @@
 """GIN on batches of molecules: many small graphs, new in each step."""
 
 import time
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +17,7 @@ class GIN(torch.nn.Module):
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
         widths = [features, 32, 32, 32]
-        self.convs = torch.nn.ModuleList(
-            GINConv(Sequential(Linear(a, b), ReLU(), Linear(b, b))) for a, b in zip(widths, widths[1:])
-        )
+        self.convs = torch.nn.ModuleList(GINConv(Sequential(Linear(a, b), ReLU(), Linear(b, b))) for a, b in pairwise(widths))
         self.out = Linear(32, classes)
 
     def forward(self, x, edge_index, batch):

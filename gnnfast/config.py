@@ -153,8 +153,8 @@ class Settings:
         "auto",
         "GNNFAST_SCHEDULE",
         *_one_of(*SCHEDULES),
-        "the order in which CUDA kernels take the rows: `off` by id, `degree` longest first, `locality` by communities from the first "
-        "use on, `auto` by communities once a large graph was used often enough and has them",
+        "the order in which CUDA kernels take the rows: `off` by id, `degree` longest first, `locality` by communities from the "
+        "first use on, `auto` by communities once a large graph was used often enough and has them",
     )
     autotune: bool = _setting(
         False,

@@ -99,7 +99,9 @@ def test_measured_numbers_are_in_the_results_that_they_link_to(page):
 
 
 @needs_pages
-@pytest.mark.parametrize("page", [*PROSE, *(ROOT / "docs" / "contributing").glob("*.md"), ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page", [*PROSE, *(ROOT / "docs" / "contributing").glob("*.md"), ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name
+)
 def test_links_lead_somewhere(page):
     for _, target in LINK.findall(CODE.sub("", page.read_text())):
         path, _, anchor = target.partition("#")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("torch_geometric", reason="PyG is not installed")
-from robustness.runs import RUNS  # noqa: E402
+from robustness.runs import RUNS
 
 SECONDS = {"changing_graphs": 6.0, "threads": 2.0}
 

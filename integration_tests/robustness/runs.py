@@ -159,7 +159,9 @@ def workers(seconds: float, device: str) -> str:
     while not loaded or time.time() < end:
         for method in ("fork", "spawn"):
             train(model, optimizer, made(300, 3000, device))  # caches and threads that the children find
-            loader = torch.utils.data.DataLoader(Graphs(8), batch_size=None, num_workers=2, multiprocessing_context=method, timeout=120)
+            loader = torch.utils.data.DataLoader(
+                Graphs(8), batch_size=None, num_workers=2, multiprocessing_context=method, timeout=120
+            )
             for nth, found in enumerate(loader):
                 assert torch.equal(found, Graphs(8)[nth]), f"{method}: graph {nth}"
                 loaded += 1
