@@ -27,7 +27,7 @@ target_compile_definitions(gnnfast_cuda PRIVATE USE_CUDA)
 target_compile_options(gnnfast_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr --extended-lambda
                                             -diag-suppress=20012,20014 -Xcompiler=-fvisibility=hidden>)
 set_target_properties(gnnfast_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Static)
-if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)  # a seventh of the size: seven architectures take less than one did
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)  # an eighth of the size, so that seven architectures fit
   target_compile_options(gnnfast_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>)
 endif()
 target_link_directories(gnnfast_cuda PRIVATE "${torch_dir}/lib")

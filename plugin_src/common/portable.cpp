@@ -1,5 +1,5 @@
-// What newer compilers put into headers as calls into libstdc++ and glibc that manylinux_2_28 does not have, for releases that are
-// built on a newer system (.ci/release): with GCC 8's libstdc++ and glibc 2.28 the libraries load too.
+// What newer compilers put into headers as calls into libstdc++ and glibc that manylinux_2_28 does not have, for releases that
+// are built on a newer system (.ci/release): with GCC 8's libstdc++ and glibc 2.28 the libraries load too.
 #include <new>
 #include <sstream>
 
