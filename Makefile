@@ -1,6 +1,8 @@
 # make demo   train GCN, GraphSAGE and GIN with and without gnnfast, side by side
 # make test   the whole test suite
-# Both need Python >= 3.10, a C++ compiler and make; everything else is installed into .venv. Set TORCH to use another torch
+# make docs   the documentation, in docs/_build/html
+# make release   what is uploaded, in dist (CONTRIBUTING.md)
+# They need Python >= 3.10, a C++ compiler and make; everything else is installed into .venv. Set TORCH to use another torch
 # (TORCH="torch==2.10.0", or a path to a wheel), PYTHON for another interpreter. With nvcc and a CUDA torch the CUDA library is
 # built as well.
 
@@ -13,7 +15,7 @@ PYG := torch_geometric>=2.6
 # PyPI has DGL for Python up to 3.12 only; without it its tests are skipped.
 DGL := $(shell $(PYTHON) -c "import sys; print('dgl==2.1.0 packaging pandas' if sys.version_info < (3, 13) else '')")
 
-.PHONY: demo test install lint clean
+.PHONY: demo test install lint docs release clean
 
 test: $(VENV)/installed
 	OMP_WAIT_POLICY=passive $(BIN)/pytest -n auto # waiting threads of several workers must not spin on the same cores
@@ -25,10 +27,17 @@ install: $(VENV)/installed
 
 lint: $(VENV)/installed
 	$(BIN)/pip install -q ruff mypy clang-format
-	$(BIN)/ruff check gnnfast integration_tests benchmarks
-	$(BIN)/ruff format --check gnnfast integration_tests benchmarks
+	$(BIN)/ruff check gnnfast integration_tests benchmarks docs examples
+	$(BIN)/ruff format --check gnnfast integration_tests benchmarks docs examples
 	$(BIN)/mypy
 	find plugin_src -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
+
+docs: $(VENV)/installed
+	$(BIN)/pip install -q --disable-pip-version-check "sphinx>=8" furo "myst-parser>=4"
+	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build/html
+
+release: $(VENV)/installed
+	.ci/release
 
 $(VENV)/packages:
 	$(PYTHON) -m venv $(VENV)

@@ -3,6 +3,7 @@ runs on fused kernels with the same numbers."""
 
 import os
 import sys
+import warnings
 from importlib.metadata import PackageNotFoundError, version
 
 try:
@@ -50,3 +51,5 @@ __all__ = [
 make_importable()
 if settings().enabled:
     enable()
+    if not _native.cpu.loaded:
+        warnings.warn(f"gnnfast does nothing here: {_native.cpu.reason}", stacklevel=2)

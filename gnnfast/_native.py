@@ -3,12 +3,14 @@ takes the framework's own path, and ``gnnfast doctor`` shows the reason."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 MINIMUM_TORCH = (2, 10)
+_SYSTEMS = {"darwin": "macOS", "win32": "Windows"}
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ def _find(name: str) -> Path | None:
 
 
 def _load(name: str, advice: str) -> Library:
+    if sys.platform != "linux":
+        return Library(name, None, f"gnnfast has kernels for Linux, and none for {_SYSTEMS.get(sys.platform, sys.platform)}")
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < MINIMUM_TORCH:
         return Library(name, None, f"torch {torch.__version__} is older than 2.10, the oldest that gnnfast supports: upgrade torch")

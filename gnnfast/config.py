@@ -82,8 +82,11 @@ def _count(text: str) -> int:
     return number
 
 
-def _setting(default: Any, variable: str, accepts: str, parse: Callable[[str], Any]) -> Any:
-    return field(default=default, metadata={"variable": variable, "accepts": accepts, "parse": parse})
+def _setting(default: Any, variable: str, accepts: str, parse: Callable[[str], Any], about: str, unset: str = "") -> Any:
+    """``about`` is what the documentation says of it (docs/settings.md), ``unset`` what ``None`` stands for."""
+    return field(
+        default=default, metadata={"variable": variable, "accepts": accepts, "parse": parse, "about": about, "unset": unset}
+    )
 
 
 @dataclass(frozen=True)
@@ -110,22 +113,118 @@ class Settings:
     ``dgl_bridge`` has graphs of a DGL without CUDA live on a GPU (:mod:`gnnfast.dgl.bridge`).
     """
 
-    enabled: bool = _setting(True, "GNNFAST", "0 or 1", _flag)
-    backends: tuple[str, ...] = _setting(BACKENDS, "GNNFAST_BACKENDS", "a comma list of pyg and dgl", _backends)
-    kernel: str = _setting("auto", "GNNFAST_KERNEL", *_one_of(*KERNELS))
-    degree_threshold: float | None = _setting(None, "GNNFAST_DEGREE_THRESHOLD", "a number above 0", _positive)
-    feature_density_threshold: float | None = _setting(None, "GNNFAST_FEATURE_DENSITY_THRESHOLD", "a number from 0 to 1", _share)
-    schedule: str = _setting("auto", "GNNFAST_SCHEDULE", *_one_of(*SCHEDULES))
-    autotune: bool = _setting(False, "GNNFAST_AUTOTUNE", "0 or 1", _flag)
-    sample: str = _setting("off", "GNNFAST_SAMPLE", *_one_of("off", *STRATEGIES))
-    sample_width: int | None = _setting(None, "GNNFAST_SAMPLE_WIDTH", "an integer of at least 1", _count)
-    sample_rescale: bool = _setting(True, "GNNFAST_SAMPLE_RESCALE", "0 or 1", _flag)
-    dropout: str = _setting("kernel", "GNNFAST_DROPOUT", *_one_of(*DROPOUTS))
-    bounded: str = _setting("auto", "GNNFAST_BOUNDED", *_one_of("auto", "on", "off"))
-    dgl_bridge: bool = _setting(True, "GNNFAST_DGL_BRIDGE", "0 or 1", _flag)
-    cache_mb: int | None = _setting(None, "GNNFAST_CACHE_MB", "an integer of at least 0", _natural)
-    strict: bool = _setting(False, "GNNFAST_STRICT", "0 or 1", _flag)
-    log: str = _setting("off", "GNNFAST_LOG", *_one_of(*LOG_LEVELS))
+    enabled: bool = _setting(
+        True,
+        "GNNFAST",
+        "0 or 1",
+        _flag,
+        "whether `import gnnfast` switches gnnfast on",
+    )
+    backends: tuple[str, ...] = _setting(
+        BACKENDS,
+        "GNNFAST_BACKENDS",
+        "a comma list of pyg and dgl",
+        _backends,
+        "the frameworks that are patched",
+    )
+    kernel: str = _setting(
+        "auto",
+        "GNNFAST_KERNEL",
+        *_one_of(*KERNELS),
+        "who aggregates: `gas` scatters over COO, `gar` reduces over CSR, `sampled` also samples graphs too sparse to gain by it",
+    )
+    degree_threshold: float | None = _setting(
+        None,
+        "GNNFAST_DEGREE_THRESHOLD",
+        "a number above 0",
+        _positive,
+        "average degree from which a graph that is new on a GPU is converted to CSR",
+        "by measured costs",
+    )
+    feature_density_threshold: float | None = _setting(
+        None,
+        "GNNFAST_FEATURE_DENSITY_THRESHOLD",
+        "a number from 0 to 1",
+        _share,
+        "share of non-zero elements below which constant input features are compressed; 0: never",
+        "by measured costs",
+    )
+    schedule: str = _setting(
+        "auto",
+        "GNNFAST_SCHEDULE",
+        *_one_of(*SCHEDULES),
+        "the order in which CUDA kernels take the rows: `off` by id, `degree` longest first, `locality` by communities from the "
+        "first use on, `auto` by communities once a large graph was used often enough and has them",
+    )
+    autotune: bool = _setting(
+        False,
+        "GNNFAST_AUTOTUNE",
+        "0 or 1",
+        _flag,
+        "time the kernels on the first calls of each graph and shape, and keep the fastest",
+    )
+    sample: str = _setting(
+        "off",
+        "GNNFAST_SAMPLE",
+        *_one_of("off", *STRATEGIES),
+        "approximate sums and means from some edges of each node: `bucket` and `fastrand` in inference, `random` in training too",
+    )
+    sample_width: int | None = _setting(
+        None,
+        "GNNFAST_SAMPLE_WIDTH",
+        "an integer of at least 1",
+        _count,
+        "the most edges of a node that sampling takes",
+        "an eighth of the average degree, at least 16",
+    )
+    sample_rescale: bool = _setting(
+        True,
+        "GNNFAST_SAMPLE_RESCALE",
+        "0 or 1",
+        _flag,
+        "whether sampled sums are multiplied by edges / edges taken",
+    )
+    dropout: str = _setting(
+        "kernel",
+        "GNNFAST_DROPOUT",
+        *_one_of(*DROPOUTS),
+        "who draws the dropout of attention coefficients: the `kernel`, or the `framework` as without gnnfast, which needs memory "
+        "`[E, H]`",
+    )
+    bounded: str = _setting(
+        "auto",
+        "GNNFAST_BOUNDED",
+        *_one_of("auto", "on", "off"),
+        "messages in chunks of edges: where they would take more than half of the free memory (`auto`), always or never",
+    )
+    dgl_bridge: bool = _setting(
+        True,
+        "GNNFAST_DGL_BRIDGE",
+        "0 or 1",
+        _flag,
+        "whether graphs of a DGL without CUDA can be on a GPU",
+    )
+    cache_mb: int | None = _setting(
+        None,
+        "GNNFAST_CACHE_MB",
+        "an integer of at least 0",
+        _natural,
+        "the most MiB of what is remembered on a device; the graph used last is always kept",
+        "a quarter of the device's memory",
+    )
+    strict: bool = _setting(
+        False,
+        "GNNFAST_STRICT",
+        "0 or 1",
+        _flag,
+        "whether a fallback to the framework is an error",
+    )
+    log: str = _setting(
+        "off",
+        "GNNFAST_LOG",
+        *_one_of(*LOG_LEVELS),
+        "what is logged to stderr: patches and first fallbacks (`info`), every call (`debug`)",
+    )
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
@@ -148,8 +247,8 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
     return Settings(**values)
 
 
-# Variables that are no settings: of tests, benchmarks and the demo, and what worker processes inherit.
-_OTHERS = ("GNNFAST_DATA", "GNNFAST_DGL_SHIM", "GNNFAST_DEMO_JSON", "GNNFAST_CUDA")
+# Variables that are no settings: of tests, benchmarks, the demo and bug hunts, and what worker processes inherit.
+_OTHERS = ("GNNFAST_DATA", "GNNFAST_ISA", "GNNFAST_DGL_SHIM", "GNNFAST_DEMO_JSON", "GNNFAST_CUDA")
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -197,6 +296,11 @@ def override(**changes: Any) -> Iterator[Settings]:
     Raises:
         TypeError: a name is no such setting.
         ValueError: a value is not accepted.
+
+    Example:
+        >>> with gnnfast.override(kernel="gar", strict=True) as settings:
+        ...     settings.kernel
+        'gar'
     """
     accepted = {s.name: s for s in fields(Settings) if s.name in CALL_SETTINGS}
     for name, value in changes.items():

@@ -36,6 +36,15 @@ def spmm(graph: Graph, x: Tensor, weight: Tensor | None = None, reduce: str = "s
         ValueError: shapes, layouts, devices or dtypes do not fit together, or an unknown ``reduce`` or ``ties``.
         IndexError: an id of the graph is out of range (checked once, when the graph is first used).
         RuntimeError: gnnfast has no kernels for the device.
+
+    Example:
+        >>> edge_index = torch.tensor([[0, 1, 2], [2, 2, 1]])  # 0 -> 2, 1 -> 2, 2 -> 1
+        >>> graph = gnnfast.Graph.from_edge_index(edge_index, num_nodes=3)
+        >>> x = torch.tensor([[1.0], [2.0], [4.0]])
+        >>> gnnfast.spmm(graph, x).tolist()
+        [[0.0], [4.0], [3.0]]
+        >>> gnnfast.spmm(graph, x, weight=torch.tensor([1.0, 0.5, 2.0]), reduce="max").tolist()
+        [[0.0], [8.0], [1.0]]
     """
     _check_operands(graph, x, weight, reduce, tuple(REDUCTIONS))
     if not isinstance(ties, str) or ties not in ("first", "even"):
@@ -79,6 +88,12 @@ def spmm_sampled(
     Raises:
         TypeError, ValueError, IndexError, RuntimeError: as :func:`spmm`; ValueError also for a ``width`` below 1, an unknown
             ``strategy``, a ``seed`` of more than 64 bits, and where a gradient is asked of another strategy than ``"random"``.
+
+    Example:
+        >>> edge_index = torch.stack([torch.arange(100), torch.zeros(100, dtype=torch.long)])  # 100 edges to node 0
+        >>> graph = gnnfast.Graph.from_edge_index(edge_index, num_nodes=100)
+        >>> gnnfast.spmm_sampled(graph, torch.ones(100, 1), width=10, strategy="bucket")[0].item()  # 10 edges, times 100 / 10
+        100.0
     """
     _check_operands(graph, x, weight, reduce, LINEAR)
     width = check_integer("width", width)
@@ -122,6 +137,12 @@ def spmm_sparse_features(graph: Graph, x: Tensor, weight: Tensor | None = None, 
         ValueError: shapes, devices or dtypes do not fit together, or an unknown ``reduce``.
         IndexError: an index of the graph or of ``x`` is out of range (checked once, when each is first used).
         RuntimeError: gnnfast has no kernels for the device.
+
+    Example:
+        >>> graph = gnnfast.Graph.from_edge_index(torch.tensor([[0, 1], [1, 1]]), num_nodes=2)
+        >>> x = torch.tensor([[0.0, 3.0, 0.0], [1.0, 0.0, 0.0]])
+        >>> gnnfast.spmm_sparse_features(graph, x.to_sparse_csr()).tolist()
+        [[0.0, 0.0, 0.0], [1.0, 3.0, 0.0]]
     """
     if not isinstance(graph, Graph):
         raise TypeError(f"graph must be a gnnfast.Graph, got {type(graph).__name__}; build one with Graph.from_edge_index(...)")
@@ -162,6 +183,12 @@ def sddmm(graph: Graph, dst: Tensor, src: Tensor) -> Tensor:
 
     Raises:
         TypeError, ValueError, IndexError, RuntimeError: as :func:`spmm`.
+
+    Example:
+        >>> graph = gnnfast.Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+        >>> a, b = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> gnnfast.sddmm(graph, a, b).tolist()  # <a_1, b_0> and <a_0, b_1>
+        [3.0, 2.0]
     """
     _check_graph_and_features(graph, dst, "dst", graph.num_dst if isinstance(graph, Graph) else 0)
     _check_graph_and_features(graph, src, "src", graph.num_src)
@@ -192,6 +219,11 @@ def edge_softmax(graph: Graph, score: Tensor, *, by: str = "dst") -> Tensor:
 
     Raises:
         TypeError, ValueError, IndexError, RuntimeError: as :func:`spmm`.
+
+    Example:
+        >>> graph = gnnfast.Graph.from_edge_index(torch.tensor([[0, 1, 2], [2, 2, 1]]), num_nodes=3)
+        >>> gnnfast.edge_softmax(graph, torch.zeros(3)).tolist()
+        [0.5, 0.5, 1.0]
     """
     if not isinstance(graph, Graph):
         raise TypeError(f"graph must be a gnnfast.Graph, got {type(graph).__name__}; build one with Graph.from_edge_index(...)")
@@ -248,6 +280,12 @@ def attention(
     Raises:
         TypeError, ValueError, IndexError, RuntimeError: as :func:`spmm`; ValueError also for an unknown ``score``, an operand that
             it does not take or that is missing, and a ``dropout`` outside [0, 1].
+
+    Example:
+        >>> graph = gnnfast.Graph.from_edge_index(torch.tensor([[0, 1, 2], [2, 2, 1]]), num_nodes=3)
+        >>> query, key, value = (torch.randn(3, 4, 8) for _ in range(3))  # 4 heads of 8
+        >>> gnnfast.attention(graph, query, key, value).shape
+        torch.Size([3, 4, 8])
     """
     _check_one_of("score", score, ("dot", "additive", "gatv2"))
     if (value is None) != (score == "gatv2"):

@@ -26,7 +26,13 @@ _watching = False
 
 def enable() -> None:
     """Patches PyG and DGL (those that ``GNNFAST_BACKENDS`` names), whichever is imported already or will be. Importing gnnfast does
-    this unless ``GNNFAST=0``. Does nothing if gnnfast is on."""
+    this unless ``GNNFAST=0``. Does nothing if gnnfast is on.
+
+    Example:
+        >>> gnnfast.enable()
+        >>> gnnfast.is_enabled()
+        True
+    """
     global _enabled, _watching
     with _lock:
         if _enabled:
@@ -51,7 +57,14 @@ def make_importable() -> None:
 
 
 def disable() -> None:
-    """Takes every change back: each patched attribute and each patched function's code is then the very object it was."""
+    """Takes every change back: each patched attribute and each patched function's code is then the very object it was.
+
+    Example:
+        >>> gnnfast.disable()  # the framework alone from here on
+        >>> gnnfast.is_enabled()
+        False
+        >>> gnnfast.enable()
+    """
     global _enabled
     with _lock:
         _enabled = False
@@ -62,7 +75,12 @@ def disable() -> None:
 
 
 def is_enabled() -> bool:
-    """Whether gnnfast is on."""
+    """Whether gnnfast is on.
+
+    Example:
+        >>> gnnfast.is_enabled()
+        True
+    """
     return _enabled
 
 

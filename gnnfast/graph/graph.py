@@ -95,6 +95,11 @@ class Graph:
             IndexError: an id is out of range; the message names the bound and the value. Raised by the first use; on a GPU by the
                 first later use, or ``torch.cuda.synchronize()``, that finds out without waiting.
             RuntimeError: gnnfast has no kernels for the device.
+
+        Example:
+            >>> graph = gnnfast.Graph.from_edge_index(torch.tensor([[0, 1, 1], [2, 2, 0]]), num_nodes=(2, 3))
+            >>> graph.num_src, graph.num_dst, graph.num_edges
+            (2, 3, 3)
         """
         edge_index = check_ids("edge_index", edge_index, 2)
         if edge_index.shape[0] != 2:
@@ -112,7 +117,12 @@ class Graph:
 
     @classmethod
     def from_coo(cls, src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> Graph:
-        """From two id tensors ``[num_edges]``; otherwise as :meth:`from_edge_index`."""
+        """From two id tensors ``[num_edges]``; otherwise as :meth:`from_edge_index`.
+
+        Example:
+            >>> gnnfast.Graph.from_coo(torch.tensor([0, 1]), torch.tensor([1, 2]), num_src=2, num_dst=3).num_edges
+            2
+        """
         src, dst = check_ids("src", src, 1), check_ids("dst", dst, 1)
         if src.shape != dst.shape or src.dtype != dst.dtype or src.device != dst.device:
             raise ValueError(f"src and dst must agree in shape, dtype and device, got {brief(src)} and {brief(dst)}")
@@ -161,13 +171,24 @@ class Graph:
         Raises:
             TypeError, ValueError, IndexError, RuntimeError: as :meth:`from_edge_index`, but at once. ValueError also if ``rowptr``
                 is not ascending or ``perm`` is no permutation.
+
+        Example:
+            >>> graph = gnnfast.Graph.from_csr(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1]))  # 0 and 1 -> 0, 1 -> 1
+            >>> gnnfast.spmm(graph, torch.tensor([[1.0], [2.0]])).tolist()
+            [[3.0], [2.0]]
         """
         return cls._from_compressed(BY_DST, ("rowptr", rowptr), ("col", col), ("num_src", num_src), perm)
 
     @classmethod
     def from_csc(cls, colptr: Tensor, row: Tensor, num_dst: int | None = None, perm: Tensor | None = None) -> Graph:
         """From CSC by source: the destinations of source ``j`` are ``row[colptr[j]:colptr[j + 1]]``. Otherwise as
-        :meth:`from_csr`."""
+        :meth:`from_csr`.
+
+        Example:
+            >>> graph = gnnfast.Graph.from_csc(torch.tensor([0, 1, 3]), torch.tensor([0, 0, 1]))  # 0 -> 0, 1 -> 0 and 1
+            >>> gnnfast.spmm(graph, torch.tensor([[1.0], [2.0]])).tolist()
+            [[3.0], [2.0]]
+        """
         return cls._from_compressed(BY_SRC, ("colptr", colptr), ("row", row), ("num_dst", num_dst), perm)
 
     @classmethod
@@ -223,7 +244,13 @@ class Graph:
         return make, (csr.rowptr, csr.col, columns, csr.perm)
 
     def reverse(self) -> Graph:
-        """The graph with every edge turned around; it shares all formats with this one."""
+        """The graph with every edge turned around; it shares all formats with this one.
+
+        Example:
+            >>> graph = gnnfast.Graph.from_edge_index(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
+            >>> gnnfast.spmm(graph.reverse(), torch.tensor([[1.0], [2.0], [4.0]])).tolist()
+            [[4.0], [4.0], [0.0]]
+        """
         graph = Graph(self.num_dst, self.num_src, self.num_edges, self.device)
         graph.edges, graph.flipped = self.edges, not self.flipped
         return graph

@@ -15,6 +15,7 @@ wheel = Path(sys.argv[1])
 assert "-py3-none-" in wheel.name, wheel.name
 names = zipfile.ZipFile(wheel).namelist()
 assert {"gnnfast.pth", "_gnnfast_dgl_shim.py", "gnnfast/lib/libgnnfast_cpu.so"} <= set(names), names
+assert [name for name in names if name.endswith(".pth")] == ["gnnfast.pth"] and "gnnfast/py.typed" in names, names
 assert {"gnnfast/benchmarks/spmm.py", "gnnfast/benchmarks/spmm_cases.json"} <= set(names), names
 assert not any(name.startswith(("gnnfast/benchmarks/results", "gnnfast/benchmarks/demo")) for name in names), names
 for library in (Path(gnnfast.__path__[0]) / "lib").glob("*.so"):

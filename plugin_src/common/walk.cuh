@@ -21,6 +21,16 @@
 
 namespace gnnfast {
 
+__device__ inline int largest_of_warp(int v) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(kAllLanes, v);
+#else  // Turing
+#pragma unroll
+  for (int apart = kWarp / 2; apart > 0; apart /= 2) v = max(v, __shfl_xor_sync(kAllLanes, v, apart));
+  return v;
+#endif
+}
+
 constexpr int kMostShortRows = 8;  // short rows a warp takes, one for each group of lanes after another
 
 // What the lane that read edge k of a batch holds of it. With several registers a lane, edge c of a step is in register c /
@@ -139,7 +149,7 @@ __device__ inline void walk_items(R& mine, const Csr& a, int short_rows) {
     next = item_at(own + kWarp / TPR);
     const int degree = item.z - item.y;
     mine.start(item.x, item.y);
-    walk<TPR>(mine, lane, item.y, item.z, TPR == kWarp ? degree : __reduce_max_sync(kAllLanes, degree));
+    walk<TPR>(mine, lane, item.y, item.z, TPR == kWarp ? degree : largest_of_warp(degree));
     if (own < last && mine.active) mine.store_row(item.x, degree);
   }
 }

@@ -23,10 +23,12 @@ constexpr bool is_max(int op) { return op == kMax || op == kMaxFirst || op == kM
 // Takes `v`, attained by `aux_v` (first edge, or number of edges), into the running maximum.
 template <int OP, class A>
 __device__ inline void take_max(A& best, int32_t& aux, A v, int32_t aux_v) {
+#if __CUDA_ARCH__ >= 800
   if constexpr (OP == kMax && sizeof(A) == 4) {
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(best) : "f"(best), "f"(v));
     return;
   }
+#endif
   const bool better = v > best || (v != v && best == best);
   if constexpr (OP == kMaxFirst) {
     // Groups and pieces are merged in any order of edges: of equal values the first slot wins.

@@ -1,0 +1,84 @@
+"""Writes the pages that are made from the code, but coverage of PyG (``gnnfast.pyg.coverage``): ``python docs/generate.py``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from statistics import geometric_mean
+
+from gnnfast.config import CALL_SETTINGS, Settings
+
+HERE = Path(__file__).parent
+
+
+def settings() -> str:
+    """The page of all settings."""
+    lines = [
+        "# Settings",
+        "",
+        "Made from `gnnfast/config.py` by `python docs/generate.py`.",
+        "",
+        "Environment variables are read when gnnfast is imported. A value that a variable does not accept is an error, which says",
+        "what it accepts; a name that is none gets a warning with the nearest one. `gnnfast doctor` lists what is set, and what of",
+        "it has no effect.",
+        "",
+        "| variable | what it is | accepts | default |",
+        "|---|---|---|---|",
+    ]
+    for setting in fields(Settings):
+        facts = setting.metadata
+        default = _default(setting.default, facts["unset"])
+        lines.append(f"| `{facts['variable']}` | {facts['about']} | {facts['accepts']} | {default} |")
+    named = {setting.name: setting.metadata["variable"] for setting in fields(Settings)}
+    lines += [
+        "",
+        "Some can be changed in Python as well, for a block of code in one thread:",
+        "",
+        "```python",
+        'with gnnfast.override(sample="fastrand", sample_width=64):',
+        "    out = model(x, edge_index)",
+        "```",
+        "",
+        "| keyword of `gnnfast.override` | variable |",
+        "|---|---|",
+        *(f"| `{name}` | `{named[name]}` |" for name in CALL_SETTINGS),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _default(value: object, unset: str) -> str:
+    if value is None:
+        return unset
+    if isinstance(value, bool):
+        return f"`{int(value)}`"
+    return f"`{','.join(value)}`" if isinstance(value, tuple) else f"`{value}`"
+
+
+def small_graphs() -> str:
+    """The page of small graphs, with its table."""
+    record = json.loads((HERE.parent / "benchmarks/results/h200-2026-11-22/host_all.json").read_text())
+    ratios: dict[str, dict[str, list[float]]] = {}
+    for row in record["rows"]:
+        ratios.setdefault(row["model"], {}).setdefault(row["pass"], []).append(row["PyG / gnnfast"])
+    lines = ["| model | training: mean, least | inference: mean, least |", "|---|---|---|"]
+    for model, found in sorted(ratios.items(), key=lambda item: -geometric_mean(item[1]["training"])):
+        cells = (f"{geometric_mean(found[what]):.2f}, {min(found[what]):.2f}" for what in ("training", "inference"))
+        lines.append(f"| {model} | {' | '.join(cells)} |")
+    return _with_table("small_graphs.md", "host", lines)
+
+
+def _with_table(page: str, name: str, lines: list[str]) -> str:
+    """The page as it is, with a table between the comments that name it."""
+    begin, end = f"<!-- made: {name} -->\n", "<!-- end -->"
+    before, after = (HERE / page).read_text().split(begin)
+    return before + begin + "\n".join(lines) + "\n" + end + after.split(end, 1)[1]
+
+
+PAGES: dict[str, Callable[[], str]] = {"settings.md": settings, "small_graphs.md": small_graphs}
+
+if __name__ == "__main__":
+    for page, make in PAGES.items():
+        (HERE / page).write_text(make())
