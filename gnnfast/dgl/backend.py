@@ -82,7 +82,7 @@ def make_edge_softmax(original: Any) -> Any:
         elif norm_by not in ("dst", "src"):
             reason = f"norm_by is {norm_by!r}"
         else:
-            reason = _slower(gidx, "softmax", logits) or _unsupported_operands(gidx, ("scores", logits, "num_edges"))
+            reason = _slower(gidx, "softmax", logits) or unsupported_operands(gidx, ("scores", logits, "num_edges"))
         if reason:
             fell_back("dgl edge_softmax", reason)
             return original(gidx, logits, eids, norm_by)
@@ -167,8 +167,8 @@ def _unsupported(gidx: Any, op: str, reduce_op: str, lhs: Any, rhs: Any) -> str:
     if reduce_op not in ("sum", "mean", "max", "min"):
         return f"reduce is {reduce_op}"
     if op == "copy_lhs":
-        return _unsupported_operands(gidx, ("features", lhs, "num_src"))
-    reason = _unsupported_operands(gidx, ("features", lhs, "num_src"), ("weights", rhs, "num_edges"))
+        return unsupported_operands(gidx, ("features", lhs, "num_src"))
+    reason = unsupported_operands(gidx, ("features", lhs, "num_src"), ("weights", rhs, "num_edges"))
     if not reason and heads_of_weights(lhs, rhs) is None:
         return f"weights of shape {list(rhs.shape)} against features of shape {list(lhs.shape)}"
     return reason
@@ -183,14 +183,22 @@ def _unsupported_dot(gidx: Any, op: str, lhs: Any, rhs: Any, lhs_target: str, rh
     rows = {"u": "num_src", "v": "num_dst"}
     if lhs_target == rhs_target or not {lhs_target, rhs_target} <= rows.keys():
         return f"operands are of {lhs_target} and {rhs_target}"
-    reason = _unsupported_operands(gidx, ("features", lhs, rows[lhs_target]), ("features", rhs, rows[rhs_target]))
+    reason = unsupported_operands(gidx, ("features", lhs, rows[lhs_target]), ("features", rhs, rows[rhs_target]))
     if not reason and (lhs.shape[1:] != rhs.shape[1:] or 0 in lhs.shape[1:-1]):
         return f"features of shapes {list(lhs.shape)} and {list(rhs.shape)}"
     return reason
 
 
-def _unsupported_operands(gidx: Any, *operands: tuple[str, Any, str]) -> str:
-    """The same for operands ``(name, tensor, which of the graph's sizes its rows are)``."""
+def meets_first(gidx: Any) -> bool:
+    """Whether a graph on a CPU is met for the first time and may be one of a mini-batch, which is not worth a conversion."""
+    of, current = sized(gidx), settings()
+    if of.calls or of.num_edges > FEW_EDGES or of.device != "cpu" or saved_tensors_are_watched():
+        return False
+    return not current.strict and current.kernel == "auto" and current.sample == "off"
+
+
+def unsupported_operands(gidx: Any, *operands: tuple[str, Any, str]) -> str:
+    """Why kernels do not take operands ``(name, tensor, which of the graph's sizes its rows are)``, if they do not."""
     first = operands[0][1]
     for name, t, _ in operands:
         if type(t) not in (Tensor, torch.nn.Parameter):

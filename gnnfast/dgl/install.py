@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 import operator
 import sys
-from types import ModuleType
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
 
 from gnnfast import reporting
 from gnnfast.dgl import bridge
 from gnnfast.dgl.backend import make_edge_softmax, make_gsddmm, make_gspmm, make_gspmm_mean
-from gnnfast.dgl.structure import make_get_relation_graph, make_reverse
+from gnnfast.dgl.layers import make_agnn, make_checked, make_dot_gat, make_gat, make_gatv2, make_graph_conv, make_sage
+from gnnfast.dgl.structure import make_get_relation_graph, make_reverse, starves
 from gnnfast.patching import Patches, Unknown, fingerprint
 
 _SPARSE, _SPMM, _INDEX = "dgl.backend.pytorch.sparse", "dgl.ops.spmm", "dgl.heterograph_index"
@@ -40,6 +43,33 @@ PATCHES = (
 MODULES = ("dgl",)
 
 
+class Layer(NamedTuple):
+    """A layer of ``dgl.nn.pytorch.conv``: its module, class, the fingerprints of its ``forward`` in DGL 1.1 to 2.1, what makes the
+    dispatcher, and the name of its graph where it asks in every call whether a node has no in-edges."""
+
+    module: str
+    name: str
+    known: tuple[str, ...]
+    make: Callable[[FunctionType], Callable[..., Any]]
+    asks: str = "graph"
+
+
+LAYERS = (
+    Layer("gatconv", "GATConv", ("df88e2edce68",), make_gat),
+    Layer("gatv2conv", "GATv2Conv", ("2f8ee97570b8",), make_gatv2),
+    Layer("dotgatconv", "DotGatConv", ("169215df2070",), make_dot_gat),
+    Layer("agnnconv", "AGNNConv", ("1c65e736490c",), make_agnn),
+    Layer("graphconv", "GraphConv", ("030572a867eb",), make_graph_conv),
+    Layer("sageconv", "SAGEConv", ("a36f3835923f",), make_sage, asks=""),
+    Layer("edgeconv", "EdgeConv", ("352564e1a239",), make_checked, asks="g"),
+    Layer("edgegatconv", "EdgeGATConv", ("a41610c8f5a9",), make_checked),
+    Layer("egatconv", "EGATConv", ("9ee6e8828bcb",), make_checked),
+    Layer("gcn2conv", "GCN2Conv", ("f100e6febf77",), make_checked),
+    Layer("gmmconv", "GMMConv", ("60410cca68f1",), make_checked),
+    Layer("sgconv", "SGConv", ("54f6fa4c6422",), make_checked),
+)
+
+
 def install(module: ModuleType, patches: Patches) -> None:
     """Patches DGL, which has just been or was long ago imported."""
     for where, name, known, make, places in PATCHES:
@@ -60,9 +90,27 @@ def install(module: ModuleType, patches: Patches) -> None:
         for owner, attribute in held:
             patches.set_attribute(owner, attribute, replacement)
         reporting.patched("dgl", label, "patched")
+    for layer in LAYERS:
+        label = f"{layer.name}.forward"
+        try:
+            _install_layer(sys.modules[f"dgl.nn.pytorch.conv.{layer.module}"], layer, patches)
+        except (Unknown, KeyError, AttributeError, OSError, SyntaxError) as error:
+            reporting.patched("dgl", label, f"left alone: {error} (DGL {getattr(module, '__version__', 'unknown')})")
+        else:
+            reporting.patched("dgl", label, "patched")
     if not bridge.absent():
         bridge.install(patches)
         reporting.patched("dgl", "graphs on a GPU", "patched")
+
+
+def _install_layer(module: ModuleType, layer: Layer, patches: Patches) -> None:
+    function = vars(vars(module)[layer.name])["forward"]
+    source, name = Path(inspect.getfile(module)).read_text(), f"{layer.name}.forward"
+    found = fingerprint(source, name)
+    if found not in layer.known:
+        raise Unknown(f"its source has fingerprint {found}, which is not a known one")
+    asked = (f"({layer.asks}.in_degrees() == 0).any()", layer.asks, starves) if layer.asks else None
+    patches.add_dispatch(function, source, layer.make(patches.original(function)), replace=asked)
 
 
 def _holder(module: str, name: str) -> tuple[Any, str]:
