@@ -18,7 +18,7 @@ from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.reporting import fell_back
 from gnnfast.types import FEATURE_DTYPES
 
-_OPS = ("copy_lhs", "mul")  # of gspmm
+OPS, REDUCES = ("copy_lhs", "mul"), ("sum", "mean", "max", "min")  # of gspmm; DGL divides by multiplying with the inverse
 _DTYPES = (torch.float32, torch.float64)  # others DGL might not have
 
 
@@ -27,7 +27,9 @@ def make_gspmm(original: Any) -> Any:
 
     @functools.wraps(original)
     def gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
-        reason = _slower(gidx, _what(op, reduce_op, lhs_data, rhs_data), lhs_data, rhs_data) if op in _OPS else ""
+        if op == "div" and isinstance(rhs_data, Tensor):
+            op, rhs_data = "mul", 1.0 / rhs_data
+        reason = _slower(gidx, _what(op, reduce_op, lhs_data, rhs_data), lhs_data, rhs_data) if op in OPS else ""
         reason = reason or _unsupported(gidx, op, reduce_op, lhs_data, rhs_data)
         if reason:
             fell_back(f"dgl {op}.{reduce_op}", reason)
@@ -43,7 +45,7 @@ def make_gspmm_mean(original: Any) -> Any:
 
     @functools.wraps(original)
     def gspmm(g: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
-        if reduce_op == "mean" and isinstance(lhs_data, Tensor) and op in _OPS:
+        if reduce_op == "mean" and isinstance(lhs_data, Tensor) and op in OPS:
             lhs, rhs = (lhs_data, rhs_data) if op == "copy_lhs" else reshape_lhs_rhs(lhs_data, rhs_data)
             if not _unsupported(g._graph, op, reduce_op, lhs, rhs):
                 known(g._graph).calls += 1
@@ -162,9 +164,9 @@ def _slower(gidx: Any, what: str, *operands: Any) -> str:
 
 def _unsupported(gidx: Any, op: str, reduce_op: str, lhs: Any, rhs: Any) -> str:
     """Why an aggregation is left to DGL, if it is."""
-    if op not in _OPS:
+    if op not in OPS:
         return f"op is {op}"
-    if reduce_op not in ("sum", "mean", "max", "min"):
+    if reduce_op not in REDUCES:
         return f"reduce is {reduce_op}"
     if op == "copy_lhs":
         return unsupported_operands(gidx, ("features", lhs, "num_src"))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from gnnfast import reporting
 from gnnfast.dgl import bridge
 from gnnfast.dgl.backend import make_edge_softmax, make_gsddmm, make_gspmm, make_gspmm_mean
-from gnnfast.dgl.layers import make_agnn, make_checked, make_dot_gat, make_gat, make_gatv2, make_graph_conv, make_sage
+from gnnfast.dgl.layers import make_agnn, make_checked, make_dot_gat, make_gat, make_gatv2, make_gin, make_graph_conv, make_sage
 from gnnfast.dgl.structure import make_get_relation_graph, make_reverse, starves
 from gnnfast.patching import Patches, Unknown, fingerprint
 
@@ -61,6 +61,7 @@ LAYERS = (
     Layer("agnnconv", "AGNNConv", ("1c65e736490c",), make_agnn),
     Layer("graphconv", "GraphConv", ("030572a867eb",), make_graph_conv),
     Layer("sageconv", "SAGEConv", ("a36f3835923f",), make_sage, asks=""),
+    Layer("ginconv", "GINConv", ("a0f7f93eb211",), make_gin, asks=""),
     Layer("edgeconv", "EdgeConv", ("352564e1a239",), make_checked, asks="g"),
     Layer("edgegatconv", "EdgeGATConv", ("a41610c8f5a9",), make_checked),
     Layer("egatconv", "EGATConv", ("9ee6e8828bcb",), make_checked),

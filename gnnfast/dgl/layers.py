@@ -1,5 +1,5 @@
 """Layers of ``dgl.nn.pytorch`` as a whole: GATConv, GATv2Conv, DotGatConv and AGNNConv by fused attention, GraphConv and SAGEConv
-by mean as one node of autograd, with their normalisation as weights of edges that are kept with the graph.
+by mean as one node of autograd, with their normalisation as weights of edges that are kept with the graph, and GINConv by sum.
 
 A layer's own parts (dropouts, linear layers, activations) are called as DGL calls them. What lies between them takes a graph's
 index and tensors: neither frames nor edge data are made. A graph that is met first and may be one of a mini-batch gets DGL's
@@ -374,8 +374,20 @@ def _sage(module: Any, graph: Any, place: str, feat: Any, edge_weight: Any) -> A
     return out if module.norm is None else module.norm(out)
 
 
+def _gin(module: Any, graph: Any, place: str, feat: Any, edge_weight: Any) -> Any:
+    if edge_weight is not None or module._aggregator_type != "sum":
+        raise Unsupported("edges have weights" if edge_weight is not None else f"aggregates by {module._aggregator_type}")
+    pair = _pair(graph, feat)
+    gidx = _check(module, graph, pair, starving=True)
+    if pair[0].shape[1] != pair[1].shape[1]:
+        raise Unsupported("features of sources and destinations differ")
+    out = (1 + module.eps) * pair[1] + _ops()[0](gidx, "copy_lhs", "sum", pair[0], None)
+    out = out if module.apply_func is None else module.apply_func(out)
+    return out if module.activation is None else module.activation(out)
+
+
 make_gat, make_gatv2, make_dot_gat, make_agnn = _make(_gat), _make(_gatv2), _make(_dot_gat), _make(_agnn)
-make_graph_conv, make_sage = _make(_graph_conv), _make(_sage)
+make_graph_conv, make_sage, make_gin = _make(_graph_conv), _make(_sage), _make(_gin)
 
 
 def make_checked(original: FunctionType) -> Callable[..., Any]:
