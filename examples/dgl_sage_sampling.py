@@ -9,8 +9,8 @@ import dgl.nn as dglnn  # isort: skip
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from dgl_data import cora
 from dgl.dataloading import DataLoader, MultiLayerFullNeighborSampler, NeighborSampler
+from dgl_data import cora
 
 
 class SAGE(nn.Module):

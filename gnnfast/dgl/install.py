@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from gnnfast import reporting
 from gnnfast.dgl import bridge
 from gnnfast.dgl.backend import make_edge_softmax, make_gsddmm, make_gspmm, make_gspmm_mean
+from gnnfast.dgl.hetero import make_edge_softmax_hetero, make_gsddmm_hetero, make_gspmm_hetero
 from gnnfast.dgl.layers import make_agnn, make_checked, make_dot_gat, make_gat, make_gatv2, make_gin, make_graph_conv, make_sage
 from gnnfast.dgl.structure import make_get_relation_graph, make_reverse, starves
 from gnnfast.patching import Patches, Unknown, fingerprint
@@ -20,9 +21,9 @@ from gnnfast.patching import Patches, Unknown, fingerprint
 _SPARSE, _SPMM, _INDEX = "dgl.backend.pytorch.sparse", "dgl.ops.spmm", "dgl.heterograph_index"
 
 
-def _held(name: str, ops: str) -> tuple[tuple[str, str], ...]:
-    """Every attribute that holds a function of the backend: ``ops`` is the module of ``dgl.ops`` that calls it."""
-    return ("dgl.backend", name), ("dgl.backend.pytorch", name), (_SPARSE, name), (ops, f"{name}_internal")
+def _held(name: str, ops: str, internal: str = "") -> tuple[tuple[str, str], ...]:
+    """Every attribute that holds a function of the backend: ``ops`` is the module of ``dgl.ops`` that calls it, by ``internal``."""
+    return ("dgl.backend", name), ("dgl.backend.pytorch", name), (_SPARSE, name), (ops, internal or f"{name}_internal")
 
 
 # (module that defines it, name, fingerprint of the known source, what replaces it, every attribute that holds it)
@@ -30,6 +31,21 @@ PATCHES = (
     (_SPARSE, "gspmm", ("5142d8130e54",), make_gspmm, _held("gspmm", _SPMM)),
     (_SPARSE, "gsddmm", ("6f2a80dd4215",), make_gsddmm, _held("gsddmm", "dgl.ops.sddmm")),
     (_SPARSE, "edge_softmax", ("18c75e0afa58",), make_edge_softmax, _held("edge_softmax", "dgl.ops.edge_softmax")),
+    (_SPARSE, "gspmm_hetero", ("8b2051751288",), make_gspmm_hetero, _held("gspmm_hetero", _SPMM, "gspmm_internal_hetero")),
+    (
+        _SPARSE,
+        "gsddmm_hetero",
+        ("d22d5cbf3f93",),
+        make_gsddmm_hetero,
+        _held("gsddmm_hetero", "dgl.ops.sddmm", "gsddmm_internal_hetero"),
+    ),
+    (
+        _SPARSE,
+        "edge_softmax_hetero",
+        ("a0441c94c46d",),
+        make_edge_softmax_hetero,
+        _held("edge_softmax_hetero", "dgl.ops.edge_softmax", "edge_softmax_hetero_internal"),
+    ),
     (_SPMM, "gspmm", ("5ad73bce9915",), make_gspmm_mean, (("dgl.ops", "gspmm"), (_SPMM, "gspmm"))),
     (
         _INDEX,
