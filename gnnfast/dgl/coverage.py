@@ -109,7 +109,7 @@ def _uses(cls: Any) -> Uses:
         }
         for node in ast.walk(tree):
             if _names_fn(node):
-                messages.add(node.func.attr)
+                messages.add(node.func.attr)  # type: ignore[attr-defined]
             elif isinstance(node, ast.Call):
                 name = getattr(node.func, "attr", getattr(node.func, "id", ""))
                 softmax = softmax or name == "edge_softmax"

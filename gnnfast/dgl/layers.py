@@ -151,10 +151,17 @@ def _gat(module: Any, graph: Any, place: str, feat: Any, edge_weight: Any, get_a
         h_src, h_dst = module.feat_drop(pair[0]), module.feat_drop(pair[1])
         of_both = hasattr(module, "fc_src")
         ft_src, ft_dst = (module.fc_src if of_both else module.fc)(h_src), (module.fc_dst if of_both else module.fc)(h_dst)
-    el = (ft_src.view(num_src, heads, width) * module.attn_l).sum(dim=-1)
-    er = (ft_dst.view(num_dst, heads, width) * module.attn_r).sum(dim=-1)
-    operands = (ft_src, (num_src, heads * width)), (el, (num_src, heads)), (er, (num_dst, heads))
-    fits = all(_fits(t, shape, pair[0]) for t, shape in operands)
+    left, right = module.attn_l, module.attn_r
+    fits = left.shape == right.shape == (1, heads, width) and left.dtype is right.dtype is pair[0].dtype
+    fits = fits and all(_fits(t, (n, heads * width), pair[0]) for t, n in ((ft_src, num_src), (ft_dst, num_dst)))
+    if not fits or meets_first(gidx):
+        el = (ft_src.view(num_src, heads, width) * left).sum(dim=-1)
+        er = (ft_dst.view(num_dst, heads, width) * right).sum(dim=-1)
+    elif single:
+        el, er = execute.head_dots(ft_src, torch.cat((left, right))).unbind()
+        er = er[:num_dst]
+    else:
+        el, er = execute.head_dots(ft_src, left)[0], execute.head_dots(ft_dst, right)[0]
     if fits and not meets_first(gidx):
         known(gidx).calls += 1
         dropout = module.attn_drop.p if module.attn_drop.training else 0.0
@@ -176,7 +183,6 @@ def _gat(module: Any, graph: Any, place: str, feat: Any, edge_weight: Any, get_a
         e = gsddmm(gidx, "add", el.unsqueeze(-1), er.unsqueeze(-1), "u", "v")
         a = module.attn_drop(edge_softmax(gidx, module.leaky_relu(e)))
         rst, fused = gspmm(gidx, "mul", "sum", ft_src.view(-1, heads, width), a), False
-    # DGL 1.1 and 2.1 have it as a parameter or as None.
     rst = _finish(module, rst, fused, h_dst, module.bias if module.has_explicit_bias else None)
     return (rst, a.view(-1, heads, 1)) if get_attention and a is not None else rst
 
