@@ -5,13 +5,14 @@ gnnfast bench host --groups molecules --sizes 32 --models GIN GCN
 
 Molecules: batches of small graphs of 15 to 34 atoms, 5 layers of 64. Samples: neighbours of seed nodes as a loader draws them
 (15, 10, 5 of each node), 3 layers of 256. Full: real graphs (GNNFAST_DATA), 2 layers of 64. "new": the edge_index is a new tensor
-in every step. A step of training is forward, loss, backward and Adam; inference runs under no_grad. Times are those of many steps,
-waited for once. Waits and launches are of one step on CUDA.
+in every step. The same of DGL, batches and blocks: see host_dgl.py. A step of training is forward, loss, backward and Adam;
+inference runs under no_grad. Times are those of many steps, waited for once. Waits and launches are of one step on CUDA.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import time
 import warnings
@@ -25,12 +26,15 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GINEConv, P
 import gnnfast
 from gnnfast.cache import cache
 
-from . import graphs, tables, timing
+from . import graphs, host_dgl, tables, timing
 
 FANOUTS = (15, 10, 5)
 REAL = ("cora", "citeseer", "amazon-photo", "amazon-computers", "tolokers")
 SIZES = {"molecules": (32, 128, 1024), "samples": (128, 1024), "full": REAL}
-MODELS = {
+SIZES |= {"dgl molecules": SIZES["molecules"], "dgl samples": SIZES["samples"]}
+MODELS: dict[str, tuple[str, ...]] = {
+    "dgl molecules": ("GIN", "GraphConv", "SAGE", "GAT", "GATv2"),
+    "dgl samples": ("GraphConv", "SAGE", "GIN", "GAT", "GATv2"),
     "molecules": ("GIN", "GINE", "GCN", "SAGE", "GAT", "GATv2", "Transformer", "PNA"),
     "samples": ("SAGE", "GCN", "GAT", "GATv2", "Transformer"),
     "full": ("GCN", "SAGE", "GIN", "GAT", "GATv2", "Transformer"),
@@ -137,11 +141,17 @@ def make_step(name: str, work: Work, training: bool, new: bool) -> Callable[[], 
     """One step, which returns the model's output."""
     torch.manual_seed(0)
     model = Model(name, work).to(work.x.device).train(training)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
 
     def forward() -> Tensor:
         edge_index = work.edge_index.clone() if new else work.edge_index
         return model(work.x, edge_index, work.edge_attr, work.batch)
+
+    return stepping(model, forward, training)
+
+
+def stepping(model: nn.Module, forward: Callable[[], Tensor], training: bool) -> Callable[[], Tensor]:
+    """A step of training or of inference."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
 
     def train() -> Tensor:
         optimizer.zero_grad()
@@ -182,17 +192,40 @@ def waits(step: Callable[[], Any]) -> int:
     return sum("synchronizing CUDA operation" in str(w.message) for w in caught)
 
 
-def measure(group: str, size: Any, name: str, work: Work, training: bool, new: bool, options: argparse.Namespace) -> tables.Row:
+class Side(NamedTuple):
+    """What is measured: ``switch`` turns gnnfast on or off, ``make`` makes the step."""
+
+    name: str
+    switch: Callable[[], None]
+    make: Callable[[], Callable[[], Tensor]]
+
+
+def sides_of(group: str, name: str, work: Any, training: bool, new: bool) -> tuple[Side, Side]:
+    """Those of a cell, of which the second is gnnfast's."""
+    if group not in host_dgl.WORK:
+        made = functools.partial(make_step, name, work, training, new)
+        return Side("PyG", gnnfast.disable, made), Side("gnnfast", gnnfast.enable, made)
+    made = functools.partial(host_dgl.make_step, name, work, training, new)
+    if work.x.is_cuda:
+        of_pyg = functools.partial(make_step, host_dgl.IN_PYG.get(name, name), work.pyg, training, new)
+        return Side("gnnfast in PyG", gnnfast.enable, of_pyg), Side("gnnfast in DGL", gnnfast.enable, made)
+    return Side("DGL", gnnfast.disable, made), Side("gnnfast", gnnfast.enable, made)
+
+
+def measure(group: str, size: Any, name: str, work: Any, training: bool, new: bool, options: argparse.Namespace) -> tables.Row:
     device = work.x.device
     row: tables.Row = {"group": group, "size": size, "model": name, "pass": "training" if training else "inference"}
-    row |= {"graph": "new" if new else "same", "nodes": work.x.shape[0], "edges": work.edge_index.shape[1]}
-    sides = {"PyG": gnnfast.disable, "gnnfast": gnnfast.enable}
+    row |= {"graph": "new" if new else "same", "nodes": work.x.shape[0]}
+    row["edges"] = work.edges if group in host_dgl.WORK else work.edge_index.shape[1]
+    before, after = sides_of(group, name, work, training, new)
+    sides = {side.name: side.switch for side in (before, after)}
     steps, times, outputs = {}, {side: [] for side in sides}, {}
-    for side, switch in sides.items():
-        switch()
-        steps[side] = make_step(name, work, training, new)
-        outputs[side] = steps[side]().detach().double()
-    error = float((outputs["PyG"] - outputs["gnnfast"]).norm() / outputs["PyG"].norm().clamp(min=1e-30))
+    for side in (before, after):
+        side.switch()
+        steps[side.name] = side.make()
+        outputs[side.name] = steps[side.name]().detach().double()
+    first, last = outputs.values()
+    error = float((first - last).norm() / first.norm().clamp(min=1e-30)) if before.make is after.make else 0.0
     if not error < TOLERANCE:
         raise SystemExit(f"gnnfast bench host: results of {row} differ by {error:.2g}")
     for _ in range(options.repeats):
@@ -204,7 +237,8 @@ def measure(group: str, size: Any, name: str, work: Work, training: bool, new: b
     for side in sides:
         row[f"{side} ms"] = statistics.median(times[side])
         row[f"{side} spread"] = (max(times[side]) - min(times[side])) / row[f"{side} ms"]
-    row["PyG / gnnfast"] = row["PyG ms"] / row["gnnfast ms"]
+    row["sides"] = f"{before.name} / {after.name}"
+    row["ratio"] = row[f"{before.name} ms"] / row[f"{after.name} ms"]
     if device.type == "cuda" and not options.quick:
         for side, switch in sides.items():
             switch()
@@ -235,8 +269,8 @@ def summary(rows: list[tables.Row]) -> list[tables.Row]:
         parts.setdefault(tuple(row[k] for k in ("group", "model", "pass", "graph")), []).append(row)
     found = []
     for key, members in parts.items():
-        ratios = [r["PyG / gnnfast"] for r in members]
-        row = dict(zip(("kind", "model", "pass", "graph"), key)) | {"cells": len(ratios)}
+        ratios = [r["ratio"] for r in members]
+        row = dict(zip(("kind", "model", "pass", "graph"), key)) | {"ratio": members[0]["sides"], "cells": len(ratios)}
         found.append(row | {"geometric mean": timing.geometric_mean(ratios), "least": min(ratios)})
     return found
 
@@ -244,7 +278,7 @@ def summary(rows: list[tables.Row]) -> list[tables.Row]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gnnfast bench host", description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--groups", nargs="*", choices=tuple(WORK), default=tuple(WORK))
+    parser.add_argument("--groups", nargs="*", choices=(*WORK, *host_dgl.WORK), default=(*WORK, *host_dgl.WORK))
     parser.add_argument("--sizes", nargs="*", help=f"of {SIZES}; all if not given")
     parser.add_argument("--models", nargs="*", choices=sorted({m for names in MODELS.values() for m in names}))
     parser.add_argument("--repeats", type=int, default=3)
@@ -255,19 +289,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", help="write OUT.json and OUT.md")
     options = parser.parse_args(arguments)
     device, rows, work, at = torch.device(options.device), [], None, None
+    if host_dgl.missing():
+        print(f"gnnfast bench host: {host_dgl.missing()}; without its side")
+        options.groups = [g for g in options.groups if g not in host_dgl.WORK]
     if "full" in options.groups and graphs.data_folder() is None:
         print("gnnfast bench host: GNNFAST_DATA does not name a folder with the real graphs; without full batches")
         options.groups = [g for g in options.groups if g != "full"]
     for group, size, name, training, new in cells(options):
         if at != (group, size):
-            at, work = (group, size), WORK[group](size, device)
+            at, work = (group, size), (WORK | host_dgl.WORK)[group](size, device)
         row = measure(group, size, name, work, training, new, options)
         rows.append(row)
-        print(
-            f"{group} {size} {name} {row['pass']} {row['graph']}: PyG {row['PyG ms']:.3g} ms, gnnfast {row['gnnfast ms']:.3g} ms, "
-            f"{row['PyG / gnnfast']:.2f}" + (f"; waits {row['PyG waits']}, {row['gnnfast waits']}" if "PyG waits" in row else ""),
-            flush=True,
-        )
+        sides = row["sides"].split(" / ")
+        times = ", ".join(f"{side} {row[f'{side} ms']:.3g} ms" for side in sides)
+        waited = f"; waits {', '.join(str(row[f'{side} waits']) for side in sides)}" if f"{sides[0]} waits" in row else ""
+        print(f"{group} {size} {name} {row['pass']} {row['graph']}: {times}, {row['ratio']:.2f}{waited}", flush=True)
     title = f"Models where the host decides, on {options.device}"
     tables.write(options.out, title, rows, device, summary(rows))  # type: ignore[arg-type]
     return 0

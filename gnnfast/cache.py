@@ -20,6 +20,8 @@
 - The structure of DGL's graphs (:data:`cache`, :mod:`gnnfast.dgl.structure`): by the ``HeteroGraphIndex``, which is immutable, its
   relations and its reverse. Let go with it, or by the budget. Its sizes (``Known``): likewise, in its own dictionary; and there, of
   a graph that is on a GPU, its edges and degrees (:class:`gnnfast.dgl.bridge.index.Edges`).
+- Normalisation of a DGL graph by its degrees (:data:`cache`, :mod:`gnnfast.dgl.layers`): by the same. Whether it has
+  nodes without in-edges: in its ``Known``.
 - Which tensor a handed-out copy equals (:meth:`Cache.add_copy`): by the copy as it was. Let go with it.
 - Which tensors were seen to require a gradient (:func:`note_variable`): by the tensor, let go with it.
 - Code of patched functions (``patching._injected``): by function and the code object that it had.

@@ -69,6 +69,7 @@ class Patches:
         dispatch: Callable[..., Any],
         as_dict: bool = False,
         traced: Callable[..., Any] | None = None,
+        replace: tuple[str, str, Callable[..., Any]] | None = None,
     ) -> None:
         """Lets ``dispatch`` see every call of ``function`` first; ``NotImplemented`` from it runs the original body.
 
@@ -78,6 +79,8 @@ class Patches:
             dispatch: takes the parameters by position; with ``as_dict`` as ``(first, second, last, {name: value, ...})`` where
                 the dictionary holds the parameters in between.
             traced: what ``torch.compile`` traces in place of ``dispatch``; if not given, the original body.
+            replace: ``(text, arguments, callable)``: an expression that stands once in the body, and what computes it instead from
+                these arguments, but for a compiler or TorchScript.
         """
         if function in self._swapped:
             return
@@ -90,11 +93,16 @@ class Patches:
         # Names of its own: several functions of a module may be patched.
         names_of = {kind: f"{_HOOK}_{kind}_{function.__qualname__.replace('.', '_')}" for kind in ("dispatch", "traced")}
         block = (_BLOCK if traced is None else _BLOCK + _TRACED_BLOCK).format(hook=_HOOK, arguments=arguments, **names_of)
-        code = _inject(source, function, block)
+        hooks = {names_of["dispatch"]: dispatch} | ({} if traced is None else {names_of["traced"]: traced})
+        expression = None
+        if replace is not None:
+            name = f"{_HOOK}_replaced_{function.__qualname__.replace('.', '_')}"
+            expression = replace[0], f"({replace[0]} if torch.compiler.is_compiling() else {name}({replace[1]}))"
+            hooks[name] = replace[2]
+        code = _inject(source, function, block, expression)
         self._swapped[function] = function.__code__
         import torch
 
-        hooks = {names_of["dispatch"]: dispatch} | ({} if traced is None else {names_of["traced"]: traced})
         added = [*hooks] if "torch" in function.__globals__ else [*hooks, "torch"]
         function.__globals__.update(hooks | {"torch": torch})
         function.__code__ = code
@@ -161,26 +169,30 @@ def fingerprint(source: str, name: str) -> str:
 _injected: weakref.WeakKeyDictionary[FunctionType, tuple[CodeType, CodeType]] = weakref.WeakKeyDictionary()
 
 
-def _inject(source: str, function: FunctionType, block: str) -> CodeType:
+def _inject(source: str, function: FunctionType, block: str, expression: tuple[str, str] | None = None) -> CodeType:
     before = _injected.get(function)
     if before is not None:
         if before[0] is not function.__code__:
             raise Unknown(f"the code of {function.__qualname__} was replaced")
         return before[1]
-    code = _compile(source, function, block)
+    code = _compile(source, function, block, expression)
     _injected[function] = function.__code__, code
     return code
 
 
-def _compile(source: str, function: FunctionType, block: str) -> CodeType:
+def _compile(source: str, function: FunctionType, block: str, expression: tuple[str, str] | None) -> CodeType:
     node = find_function(source, function.__qualname__)
     lines = source.splitlines(keepends=True)
     first = node.body[0]
     if ast.get_docstring(node) is not None and len(node.body) > 1:
         first = node.body[1]
     begin = min([node.lineno, *(d.lineno for d in node.decorator_list)]) - 1
-    head, rest = lines[begin : first.lineno - 1], lines[first.lineno - 1 : node.end_lineno]
-    text = textwrap.dedent("".join(head) + textwrap.indent(block, " " * first.col_offset) + "".join(rest))
+    head, rest = lines[begin : first.lineno - 1], "".join(lines[first.lineno - 1 : node.end_lineno])
+    if expression is not None:
+        if rest.count(expression[0]) != 1:
+            raise Unknown(f"{expression[0]} does not stand once in {function.__qualname__}")
+        rest = rest.replace(*expression)
+    text = textwrap.dedent("".join(head) + textwrap.indent(block, " " * first.col_offset) + rest)
     text = "\n" * begin + text  # the first line keeps its number, by which TorchScript knows the overloads of a method
     file = f"{_FILE}{function.__module__}.{function.__qualname__}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)

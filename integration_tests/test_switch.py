@@ -109,17 +109,24 @@ modules = {n: m for n, m in sys.modules.items() if n.startswith('dgl') and 'grap
 before = {(n, k): v for n, m in modules.items() for k, v in vars(m).items() if callable(v)}
 index = sys.modules['dgl.heterograph_index'].HeteroGraphIndex
 methods = {name: index.__dict__[name] for name in ('get_relation_graph', 'reverse')}
+forwards = [vars(dgl.nn.pytorch.conv)[name].forward for name in ('GATConv', 'GraphConv', 'EdgeConv', 'SAGEConv')]
+codes, names = [f.__code__ for f in forwards], [set(f.__globals__) for f in forwards]
 gnnfast.enable()
+assert all(f.__code__ is not code for f, code in zip(forwards, codes))
 changed = {k for k in before if vars(sys.modules[k[0]]).get(k[1]) is not before[k]}
 of_backend = {'gspmm': 'dgl.ops.spmm', 'gsddmm': 'dgl.ops.sddmm', 'edge_softmax': 'dgl.ops.edge_softmax'}
 expected = {(m, f) for f in of_backend for m in ('dgl.backend', 'dgl.backend.pytorch', 'dgl.backend.pytorch.sparse')}
+expected |= {(m, f + '_hetero') for m, f in expected}
 expected |= {(m, f + '_internal') for f, m in of_backend.items()}
+expected |= {('dgl.ops.spmm', 'gspmm_internal_hetero'), ('dgl.ops.sddmm', 'gsddmm_internal_hetero')}
+expected |= {('dgl.ops.edge_softmax', 'edge_softmax_hetero_internal')}
 expected |= {('dgl.ops', 'gspmm'), ('dgl.ops.spmm', 'gspmm')}
 assert changed == expected if os.environ.get('GNNFAST_DGL_BRIDGE') == '0' else changed >= expected, changed
 assert all(index.__dict__[name] is not method for name, method in methods.items())
 gnnfast.disable()
 assert all(vars(sys.modules[m]).get(k) is v for (m, k), v in before.items())
 assert all(index.__dict__[name] is method for name, method in methods.items())
+assert all(f.__code__ is code and set(f.__globals__) == n for f, code, n in zip(forwards, codes, names))
 """
     run_python(code, env={"GNNFAST_DGL_BRIDGE": bridge})
 

@@ -18,7 +18,7 @@ from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.reporting import fell_back
 from gnnfast.types import FEATURE_DTYPES
 
-_OPS = ("copy_lhs", "mul")  # of gspmm
+OPS, REDUCES = ("copy_lhs", "mul"), ("sum", "mean", "max", "min")  # of gspmm; DGL divides by multiplying with the inverse
 _DTYPES = (torch.float32, torch.float64)  # others DGL might not have
 
 
@@ -27,7 +27,9 @@ def make_gspmm(original: Any) -> Any:
 
     @functools.wraps(original)
     def gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
-        reason = _slower(gidx, _what(op, reduce_op, lhs_data, rhs_data), lhs_data, rhs_data) if op in _OPS else ""
+        if op == "div" and isinstance(rhs_data, Tensor):
+            op, rhs_data = "mul", 1.0 / rhs_data
+        reason = _slower(gidx, _what(op, reduce_op, lhs_data, rhs_data), lhs_data, rhs_data) if op in OPS else ""
         reason = reason or _unsupported(gidx, op, reduce_op, lhs_data, rhs_data)
         if reason:
             fell_back(f"dgl {op}.{reduce_op}", reason)
@@ -43,7 +45,7 @@ def make_gspmm_mean(original: Any) -> Any:
 
     @functools.wraps(original)
     def gspmm(g: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
-        if reduce_op == "mean" and isinstance(lhs_data, Tensor) and op in _OPS:
+        if reduce_op == "mean" and isinstance(lhs_data, Tensor) and op in OPS:
             lhs, rhs = (lhs_data, rhs_data) if op == "copy_lhs" else reshape_lhs_rhs(lhs_data, rhs_data)
             if not _unsupported(g._graph, op, reduce_op, lhs, rhs):
                 known(g._graph).calls += 1
@@ -82,7 +84,7 @@ def make_edge_softmax(original: Any) -> Any:
         elif norm_by not in ("dst", "src"):
             reason = f"norm_by is {norm_by!r}"
         else:
-            reason = _slower(gidx, "softmax", logits) or _unsupported_operands(gidx, ("scores", logits, "num_edges"))
+            reason = _slower(gidx, "softmax", logits) or unsupported_operands(gidx, ("scores", logits, "num_edges"))
         if reason:
             fell_back("dgl edge_softmax", reason)
             return original(gidx, logits, eids, norm_by)
@@ -162,13 +164,13 @@ def _slower(gidx: Any, what: str, *operands: Any) -> str:
 
 def _unsupported(gidx: Any, op: str, reduce_op: str, lhs: Any, rhs: Any) -> str:
     """Why an aggregation is left to DGL, if it is."""
-    if op not in _OPS:
+    if op not in OPS:
         return f"op is {op}"
-    if reduce_op not in ("sum", "mean", "max", "min"):
+    if reduce_op not in REDUCES:
         return f"reduce is {reduce_op}"
     if op == "copy_lhs":
-        return _unsupported_operands(gidx, ("features", lhs, "num_src"))
-    reason = _unsupported_operands(gidx, ("features", lhs, "num_src"), ("weights", rhs, "num_edges"))
+        return unsupported_operands(gidx, ("features", lhs, "num_src"))
+    reason = unsupported_operands(gidx, ("features", lhs, "num_src"), ("weights", rhs, "num_edges"))
     if not reason and heads_of_weights(lhs, rhs) is None:
         return f"weights of shape {list(rhs.shape)} against features of shape {list(lhs.shape)}"
     return reason
@@ -183,14 +185,22 @@ def _unsupported_dot(gidx: Any, op: str, lhs: Any, rhs: Any, lhs_target: str, rh
     rows = {"u": "num_src", "v": "num_dst"}
     if lhs_target == rhs_target or not {lhs_target, rhs_target} <= rows.keys():
         return f"operands are of {lhs_target} and {rhs_target}"
-    reason = _unsupported_operands(gidx, ("features", lhs, rows[lhs_target]), ("features", rhs, rows[rhs_target]))
+    reason = unsupported_operands(gidx, ("features", lhs, rows[lhs_target]), ("features", rhs, rows[rhs_target]))
     if not reason and (lhs.shape[1:] != rhs.shape[1:] or 0 in lhs.shape[1:-1]):
         return f"features of shapes {list(lhs.shape)} and {list(rhs.shape)}"
     return reason
 
 
-def _unsupported_operands(gidx: Any, *operands: tuple[str, Any, str]) -> str:
-    """The same for operands ``(name, tensor, which of the graph's sizes its rows are)``."""
+def meets_first(gidx: Any) -> bool:
+    """Whether a graph on a CPU is met for the first time and may be one of a mini-batch, which is not worth a conversion."""
+    of, current = sized(gidx), settings()
+    if of.calls or of.num_edges > FEW_EDGES or of.device != "cpu" or saved_tensors_are_watched():
+        return False
+    return not current.strict and current.kernel == "auto" and current.sample == "off"
+
+
+def unsupported_operands(gidx: Any, *operands: tuple[str, Any, str]) -> str:
+    """Why kernels do not take operands ``(name, tensor, which of the graph's sizes its rows are)``, if they do not."""
     first = operands[0][1]
     for name, t, _ in operands:
         if type(t) not in (Tensor, torch.nn.Parameter):

@@ -23,19 +23,22 @@ from gnnfast.graph.formats import BY_DST, BY_SRC
 
 _KNOWN = "_gnnfast"
 FEW_EDGES = 1 << 18
+MOST_ON_HOST = 1 << 20  # edges up to which the host counts what a graph on a GPU is asked for: it need not wait
 
 
 class Known:
     """What is known of an index: whether it has one edge type, once that was asked for (:meth:`single`), and if so, once
     :func:`sized`, its device and sizes, and whether these are more than kernels can count to. ``key`` is an empty tensor that lives
-    as long as an index of these edges, ``flipped`` or not; ``calls`` counts the ops that were asked for. To know nothing costs
-    nothing: most indices of mini-batches meet one op, which is left to DGL."""
+    as long as an index of these edges, ``flipped`` or not; ``calls`` counts the ops that were asked for; ``starves`` says whether a
+    destination has no in-edges, once that was asked for (:func:`starves`). To know nothing costs nothing: most indices of
+    mini-batches meet one op, which is left to DGL."""
 
     calls, flipped = 0, False
     num_src = num_dst = num_edges = num_etypes = -1
     device = ""
     too_large = False
     key: Tensor | None = None
+    starves: bool | None = None
 
     @functools.cached_property
     def relations(self) -> dict[int, Known]:
@@ -65,7 +68,7 @@ class Known:
         self.shared_key()
         other, own = Known(), dict(self.__dict__)  # at once: another thread may be about to size it
         sizes = {"num_src": own.get("num_dst", -1), "num_dst": own.get("num_src", -1)}
-        other.__dict__.update(own, flipped=not own.get("flipped", False), **sizes)
+        other.__dict__.update(own, flipped=not own.get("flipped", False), starves=None, **sizes)
         return other
 
 
@@ -81,6 +84,18 @@ def sized(gidx: Any) -> Known:
     if of.num_edges < 0:
         of.size(gidx)
     return of
+
+
+def starves(g: Any) -> bool:
+    """Whether a node of a DGL graph has no in-edges. Layers ask in every call, and DGL would wait for a GPU to answer."""
+    gidx = g._graph
+    of = known(gidx)
+    if type(g).in_degrees is not sys.modules["dgl"].DGLGraph.in_degrees or not of.single(gidx):
+        return bool((g.in_degrees() == 0).any())
+    if of.starves is None:
+        counted = sized(gidx).num_edges <= MOST_ON_HOST and getattr(gidx, "in_degrees_on_host", None)
+        of.starves = bool(((counted() if counted else g.in_degrees()) == 0).any())
+    return of.starves
 
 
 def structure(gidx: Any) -> Graph:

@@ -179,12 +179,6 @@ def test_other_operators_of_edges_are_left_to_dgl():
 
 # ---- layers ----------------------------------------------------------------------------------------------------------------------
 LAYERS = {
-    "GATConv": lambda: nn.GATConv(8, 4, 2, residual=True, allow_zero_in_degree=True),
-    "GATConv one head": lambda: nn.GATConv(8, 5, 1, activation=torch.tanh, allow_zero_in_degree=True),
-    "GATConv dropout": lambda: nn.GATConv(8, 4, 3, attn_drop=0.4, feat_drop=0.2, allow_zero_in_degree=True),
-    "GATv2Conv": lambda: nn.GATv2Conv(8, 4, 2, share_weights=True, allow_zero_in_degree=True),
-    "DotGatConv": lambda: nn.DotGatConv(8, 4, 2, allow_zero_in_degree=True),
-    "AGNNConv": lambda: nn.AGNNConv(allow_zero_in_degree=True),
     "EdgeGATConv": lambda: nn.EdgeGATConv(8, 3, 4, 2, allow_zero_in_degree=True),
     "HGTConv": lambda: nn.HGTConv(8, 4, 2, 1, 1),
 }
@@ -208,26 +202,3 @@ def test_layer(layer, name, idtype):
         "dgl copy_rhs.sum",
         "dgl sddmm copy_rhs",
     }
-
-
-@pytest.mark.parametrize("layer", ["GATConv", "GATv2Conv", "DotGatConv"])
-def test_layers_on_bipartite_graphs_and_blocks(layer):
-    module = Pair(
-        {"GATConv": nn.GATConv, "GATv2Conv": nn.GATv2Conv, "DotGatConv": nn.DotGatConv}[layer](
-            (8, 8), 4, 2, allow_zero_in_degree=True
-        )
-    )
-    g = make("bipartite")
-    compare(module.double(), g, randn(17, 8), randn(41, 8), tolerance=TIGHT)
-    block = dgl.to_block(dgl.in_subgraph(square("random"), torch.arange(9)), torch.arange(9))
-    x = randn(block.num_src_nodes(), 8)
-    compare(module, block, x, x[: block.num_dst_nodes()], tolerance=TIGHT)
-
-
-class Pair(torch.nn.Module):
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, g, x, y):
-        return self.layer(g, (x, y))

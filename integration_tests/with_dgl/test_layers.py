@@ -162,13 +162,6 @@ def test_other_operators_fall_back():
         dgl.ops.u_add_e_sum(g, x, e)
 
 
-def test_gat_is_as_without():
-    g = make("random")
-    layer, x = nn.GATConv(F, 4, 2, allow_zero_in_degree=True), torch.randn(30, F)
-    report = compare(lambda x: layer(g, x), x)
-    assert ("dgl mul.sum", "gar sum") in {k[:2] for k in report.kernels}
-
-
 def test_heterogeneous_graphs():
     data = {
         ("user", "follows", "user"): (torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])),
