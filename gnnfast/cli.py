@@ -21,6 +21,11 @@ def main(arguments: list[str] | None = None) -> int:
     ask.add_argument("--json", action="store_true", help="as JSON, for a bug report")
     run = commands.add_parser("run", help="run a script with gnnfast, without changing it")
     run.add_argument("--report", action="store_true", help="print what ran where when the script ends")
+    run.add_argument(
+        "--profile",
+        action="store_true",
+        help="run it twice, without and with gnnfast: time, peak memory and the largest operations",
+    )
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     run.add_argument("script", metavar="SCRIPT")
     run.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -33,6 +38,10 @@ def main(arguments: list[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     if parsed.command == "bench":
         return run_benchmark(parsed.name, parsed.arguments)
+    if parsed.command == "run" and parsed.profile:
+        if parsed.module or parsed.report:
+            run.error("--profile takes a script, and neither -m nor --report")
+        return profile_script(parsed.script, parsed.arguments)
     if parsed.command == "run":
         return run_script(parsed.script, parsed.arguments, parsed.report, parsed.module)
     return doctor(parsed.json)
@@ -101,6 +110,41 @@ def run_script(script: str, arguments: list[str], report: bool, module: bool = F
                 print(gnnfast.report(), flush=True)
             except BrokenPipeError:  # as in `| head`: nobody reads on
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def profile_script(script: str, arguments: list[str]) -> int:
+    """Runs a script without and with gnnfast, each in its own process, and prints where the time of both goes. Returns the exit
+    status of the first that fails."""
+    from gnnfast import sides
+    from gnnfast.rendering import Table, text
+
+    if not os.path.exists(script):
+        print(f"gnnfast run: there is no file {script!r}", file=sys.stderr)
+        return 2
+    found = []
+    for on, name in ((False, sides.OFF), (True, sides.ON)):
+        print(f"gnnfast: {script} {name} ...", flush=True)
+        side = sides.run(script, arguments, on, profile=True, show=lambda line: print(f"  {line}", flush=True))
+        if side.status:
+            print(f"gnnfast run: {script} {name} ended with status {side.status}", file=sys.stderr)
+            return side.status
+        found.append(side)
+    print()
+    for side, name in zip(found, (sides.OFF, sides.ON)):
+        where = side.profile
+        if where:
+            print(
+                text(
+                    [f"{name.capitalize()}: {where['headline']}"],
+                    [Table("", where["columns"], where["rows"], where["columns"][:-1])],
+                )
+            )
+        else:
+            few = "no optimiser stepped" if not side.steps else f"there were {side.steps} steps"
+            print(f"{name.capitalize()}: no operations, since {few}; the profile begins after {sides.WARM_STEPS}")
+        print()
+    print(text([found[1].report], [sides.table(*found)]))
     return 0
 
 
