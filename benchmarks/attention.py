@@ -84,8 +84,8 @@ def measure(name: str, graph: Graph, edge_index: Tensor, score: str, heads: int,
         for _ in range(6):  # schedules get better with use
             both()
         results[label] = [forward(), *both()]
-        row[f"{label} forward ms"] = timing.median_ms(forward, device, repeats)
-        row[f"{label} both ms"] = timing.median_ms(both, device, repeats)
+        row |= timing.sample(forward, device, repeats).columns(f"{label} forward")
+        row |= timing.sample(both, device, repeats).columns(f"{label} both")
         if device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()
@@ -124,7 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--graphs", nargs="*", help=f"{GRAPHS} if not given")
     parser.add_argument("--scores", nargs="*", choices=SCORES, default=SCORES)
     parser.add_argument("--repeats", type=int, help="calls of each; as many as fill 60 ms if not given")
-    parser.add_argument("--out", help="write OUT.json and OUT.md")
+    tables.add_output(parser)
     options = parser.parse_args(arguments)
     device, rows = torch.device(options.device), []
     if device.type == "cpu" and not options.graphs and graphs.data_folder() is None:
@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
         for score in options.scores:
             for heads, width in SHAPES:
                 rows.append(measure(name, graph, edge_index, score, heads, width, options.repeats))
-    tables.write(options.out, f"Attention over a graph, on {options.device}", rows, device, {})
+    tables.write(options, f"Attention over a graph, on {options.device}", rows, device, {})
     return 0
 
 

@@ -12,7 +12,6 @@ waited for once. Waits and launches are of one step on CUDA.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -202,8 +201,7 @@ def measure(group: str, size: Any, name: str, work: Work, training: bool, new: b
                 steps[side]()
             times[side].append(block_ms(steps[side], device, options.seconds))
     for side in sides:
-        row[f"{side} ms"] = statistics.median(times[side])
-        row[f"{side} spread"] = (max(times[side]) - min(times[side])) / row[f"{side} ms"]
+        row |= timing.Sample.of(times[side]).columns(side)
     row["PyG / gnnfast"] = row["PyG ms"] / row["gnnfast ms"]
     if device.type == "cuda" and not options.quick:
         for side, switch in sides.items():
@@ -252,7 +250,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--warmup", type=int, default=16, help="steps before each measurement")
     parser.add_argument("--seconds", type=float, default=0.15, help="of steps in one measurement")
     parser.add_argument("--quick", action="store_true", help="without counting waits and launches")
-    parser.add_argument("--out", help="write OUT.json and OUT.md")
+    tables.add_output(parser)
     options = parser.parse_args(arguments)
     device, rows, work, at = torch.device(options.device), [], None, None
     if "full" in options.groups and graphs.data_folder() is None:
@@ -269,7 +267,7 @@ def main(arguments: list[str] | None = None) -> int:
             flush=True,
         )
     title = f"Models where the host decides, on {options.device}"
-    tables.write(options.out, title, rows, device, summary(rows))  # type: ignore[arg-type]
+    tables.write(options, title, rows, device, summary(rows))  # type: ignore[arg-type]
     return 0
 
 

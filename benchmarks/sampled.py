@@ -342,7 +342,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--widths", nargs="+", type=int, default=WIDTHS, metavar="S", help="with --script")
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES, help="with --script")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="with --script: calls of evaluate() a row")
-    parser.add_argument("--out", metavar="PATH", help="write PATH.json, PATH.md and PATH.svg")
+    tables.add_output(parser, chart=True)
     parser.add_argument("rest", nargs="*", metavar="ARGUMENT", help="of the script, after --")
     options = parser.parse_args(arguments)
     for name, values in (("widths", options.widths), ("repeats", [options.repeats])):
@@ -361,7 +361,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows = list(run(options.cases, device))
     record = tables.make_record("Sampled aggregation", device, rows, summary)
     if options.script:
-        print(tables.markdown(record))
+        tables.show(record, options.markdown)
     if options.out:
         tables.save_with_chart(record, options.out, lambda path: chart(rows, path))
     return 0

@@ -8,9 +8,9 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,9 +19,33 @@ import gnnfast
 FEWEST, MOST, ENOUGH_MS = 5, 30, 60.0
 
 
+class Sample(NamedTuple):
+    """Repeated measurements: the median, and as ``spread`` the middle half of them over it (of few, their range)."""
+
+    ms: float
+    spread: float
+
+    @classmethod
+    def of(cls, times: Sequence[float]) -> Sample:
+        median = statistics.median(times)
+        low, _, high = statistics.quantiles(times, n=4) if len(times) > 4 else (min(times), median, max(times))
+        return cls(median, (high - low) / median if median else 0.0)
+
+    def columns(self, side: str) -> dict[str, float]:
+        """Of a row: ``"SIDE ms"`` and ``"SIDE spread"``."""
+        return {f"{side} ms": self.ms, f"{side} spread": self.spread}
+
+
 def median_ms(
     call: Callable[[], Any], device: torch.device, repeats: int | None = None, warmup: int = 3, wall: bool = False
 ) -> float:
+    """:func:`sample` without its spread."""
+    return sample(call, device, repeats, warmup, wall).ms
+
+
+def sample(
+    call: Callable[[], Any], device: torch.device, repeats: int | None = None, warmup: int = 3, wall: bool = False
+) -> Sample:
     """Median time of ``call`` in milliseconds: CUDA events on a GPU, wall clock on a CPU or with ``wall``. Without ``repeats``,
     as many calls as fill 60 ms, at least 5 and at most 30."""
     for _ in range(warmup):
@@ -30,7 +54,7 @@ def median_ms(
     if repeats is None:
         (once,) = times(call, device, 1)
         repeats = min(max(math.ceil(ENOUGH_MS / max(once, 1e-3)), FEWEST), MOST)
-    return statistics.median(times(call, device, repeats))
+    return Sample.of(times(call, device, repeats))
 
 
 def _wall_times(call: Callable[[], Any], device: torch.device, repeats: int) -> list[float]:
@@ -104,9 +128,11 @@ def environment(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
+        "platform": platform.platform(),
+        "CUDA": torch.version.cuda if device.type == "cuda" else None,
         "gnnfast": gnnfast.__version__,
         "torch": torch.__version__,
-        **{p: version(p) for p in ("torch_geometric", "dgl")},
+        **{p: version(p) for p in ("torch_geometric", "dgl", "numpy")},
     }
 
 

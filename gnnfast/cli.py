@@ -158,10 +158,18 @@ def doctor(as_json: bool = False) -> int:
     else:
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
 
         colours = {"ok": "green", PROBLEM: "red"}
-        table = Table("what", "state", "note", title="gnnfast doctor", title_justify="left")
-        for what, state, note in found:
-            table.add_row(what, f"[{colours.get(state, 'yellow')}]{state}[/]", note)
+        table = Table("what", "state", "note", box=None, pad_edge=False)
+        for what, state, note, _ in found:
+            table.add_row(what, Text(state, colours.get(state, "yellow")), Text(note, overflow="fold"))
         Console().print(table)
+        problems = [finding for finding in found if finding.state == PROBLEM]
+        print(f"\n{len(problems)} problem{'s' if len(problems) > 1 else ''}" if problems else "\nno problems")
+        unused = [finding for finding in found if finding.state != PROBLEM and finding.fix]
+        for title, some in (("", problems), ("what is not in use, if you want to change that:", unused)):
+            print(f"\n{title}" if title and some else "", end="\n" if title and some else "")
+            for finding in some:  # not wrapped: lines to type
+                print(f"  {finding.what}:\n    {finding.fix}")
     return int(any(finding.state == PROBLEM for finding in found))

@@ -32,8 +32,12 @@ def text(before: Iterable[str], tables: Iterable[Table] = (), after: Iterable[st
         if not rows:
             continue
         drawn = rich_table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for name in columns:
-            drawn.add_column(name, justify="right" if name in numbers else "left", overflow="fold", no_wrap=name in numbers)
+        for nth, name in enumerate(columns):
+            if name in numbers:  # never broken; its title is, between words
+                least = max(map(len, [*name.split(), *(row[nth] for row in rows)]))
+                drawn.add_column(name, justify="right", min_width=least, overflow="fold")
+            else:
+                drawn.add_column(name, overflow="fold")
         for row in rows:
             drawn.add_row(*row)
         console.print(f"\n{title}" if title else "")
