@@ -19,7 +19,14 @@ from torch import Tensor
 # nodes, edges, sigma of log-normal degrees: graphs of the benchmark for which there is no histogram
 LOG_NORMAL = {"reddit": (232_965, 114_615_892, 1.3), "products": (2_449_029, 123_718_280, 1.0)}
 # Size and skew (standard deviation of in-degrees over their mean: 1.04) of ogbn-proteins, which that benchmark does not have.
-OTHER_SIZES = {"proteins": (132_534, 79_122_504, 0.86)}
+OTHER_SIZES = {
+    "proteins": (132_534, 79_122_504, 0.86),
+    # Sizes of Planetoid's PubMed, Amazon-Computers and ogbn-arxiv in both directions, for where their files are not.
+    "pubmed-size": (19_717, 88_648, 1.0),
+    "computers-size": (13_752, 491_722, 1.0),
+    "arxiv-size": (169_343, 2_315_598, 1.3),
+    "tiny": (300, 2_400, 0.8),
+}
 # raw files under GNNFAST_DATA
 REAL = {
     "cora": "planetoid/ind.cora.graph",

@@ -46,9 +46,9 @@ def write(
 ) -> dict[str, Any]:
     """Prints the rows as tables and, with ``--out``, writes them. Returns the record."""
     record = make_record(title, device, rows, summary)
-    show(record, options.markdown)
     if options.out:
         save(record, options.out)
+    show(record, options.markdown)
     return record
 
 
@@ -88,12 +88,15 @@ def terminal(record: dict[str, Any], width: int | None = None) -> str:
 
 
 def _fitting(title: str, rows: list[Row], width: int) -> list[Table]:
-    columns = _columns(rows)
-    same = [c for c in columns if len(rows) > 1 and len({cell(row.get(c)) for row in rows}) == 1]
+    columns = columns_of(rows)
+    names = [c for c in columns if not any(isinstance(row.get(c), float) for row in rows) and c not in REMARKS]
+    same = [c for c in names if len(rows) > 1 and len({row.get(c) for row in rows}) == 1]
+    keys = [c for c in names if c not in same]
     columns = [c for c in columns if c not in same]
-    keys = [c for c in columns if not any(isinstance(row.get(c), float) for row in rows) and c not in REMARKS]
-    need = {c: 2 + max(map(len, [*c.split(), *(cell(row.get(c)) for row in rows)])) for c in columns}  # titles break between words
-    head = ", ".join(filter(None, [title, *(f"{c} {cell(rows[0].get(c))}" for c in same)]))
+    need = {
+        c: 2 + max(map(len, [*c.split(), *(shown(c, row.get(c)) for row in rows)])) for c in columns
+    }  # titles break between words
+    head = ", ".join(filter(None, [title, *(f"{c} {shown(c, rows[0].get(c))}" for c in same)]))
     parts: list[list[str]] = [[]]
     for column in (c for c in columns if c not in keys):
         if parts[-1] and sum(need[c] for c in [*keys, *parts[-1], column]) > width:
@@ -104,7 +107,7 @@ def _fitting(title: str, rows: list[Row], width: int) -> list[Table]:
         mine = [*keys, *part]
         # Where the columns that name the rows fill the screen already, cells wrap.
         numbers = [c for c in mine if c not in REMARKS] if sum(need[c] for c in mine) <= width else []
-        found.append(Table(head if not nth else "", mine, [[cell(row.get(c)) for c in mine] for row in rows], numbers))
+        found.append(Table(head if not nth else "", mine, [[shown(c, row.get(c)) for c in mine] for row in rows], numbers))
     return found
 
 
@@ -145,14 +148,20 @@ def grouped(rows: list[Row]) -> dict[str, list[Row]]:
     return groups
 
 
-def _columns(rows: list[Row]) -> list[str]:
+def columns_of(rows: list[Row]) -> list[str]:
+    """The names that some row has a value for, in order."""
     return [c for c in dict.fromkeys(k for row in rows for k in row) if any(row.get(c) is not None for row in rows)]
 
 
 def table(rows: list[Row]) -> str:
-    columns = _columns(rows)
+    columns = columns_of(rows)
     lines = [columns, ["---"] * len(columns), *([cell(row.get(c)) for c in columns] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def shown(column: str, value: Any) -> str:
+    """A cell for people: spreads as percent."""
+    return f"{value:.0%}" if column.endswith("spread") and isinstance(value, float) else cell(value)
 
 
 def cell(value: Any) -> str:

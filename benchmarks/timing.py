@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import math
 import os
 import platform
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 import gnnfast
+from gnnfast.cache import cache
 
 FEWEST, MOST, ENOUGH_MS = 5, 30, 60.0
 
@@ -107,6 +109,38 @@ def peak_gib(call: Callable[[], Any], baseline: int) -> float:
     call()
     torch.cuda.synchronize()
     return (torch.cuda.max_memory_allocated() - baseline) / 2**30
+
+
+OUT_OF_MEMORY = "out of memory"  # in a row, in place of a number
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory ran out, on either device."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
+
+
+def clear(device: torch.device) -> None:
+    """Gives back what an earlier measurement left."""
+    cache.clear()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def peak_rss_gib(call: Callable[[], Any]) -> float | None:
+    """Peak resident memory of the process during ``call`` above that before, in GiB; ``None`` where the system does not tell."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        before = _status_kib("VmRSS")
+        call()
+        return max(_status_kib("VmHWM") - before, 0) / 2**20
+    except (OSError, StopIteration):
+        return None
+
+
+def _status_kib(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1])
 
 
 def geometric_mean(values: Iterable[float]) -> float:

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import sys
+import textwrap
 from pathlib import Path
 from types import ModuleType
 
@@ -30,12 +31,17 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("script", metavar="SCRIPT")
     run.add_argument("arguments", nargs=argparse.REMAINDER)
     bench = commands.add_parser("bench", help="a benchmark on this machine; without a name, lists what there is")
+    bench.add_argument(
+        "--script", nargs=argparse.REMAINDER, metavar="SCRIPT", help="your own script with its arguments, without and with gnnfast"
+    )
     bench.add_argument("name", nargs="?")
     bench.add_argument("arguments", nargs=argparse.REMAINDER, help="the benchmark's own; --help lists them")
     for stream in (sys.stdout, sys.stderr):  # what a terminal cannot show must not end in a traceback
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     parsed = parser.parse_args(arguments)
+    if parsed.command == "bench" and parsed.script is not None:
+        return run_benchmark("script", parsed.script)
     if parsed.command == "bench":
         return run_benchmark(parsed.name, parsed.arguments)
     if parsed.command == "run" and parsed.profile:
@@ -56,13 +62,26 @@ def _version() -> str:
 def run_benchmark(name: str | None, arguments: list[str]) -> int:
     """Runs a benchmark by name. An unknown name, or none, lists what there is and returns 2."""
     package = benchmarks()
-    if name not in package.BENCHMARKS:
+    if name not in package.BENCHMARKS | package.TOOLS:
         print("" if name is None else f"gnnfast bench: there is no benchmark {name!r}", end="" if name is None else "\n")
-        print("usage: gnnfast bench NAME [arguments], where NAME is")
-        for known, about in package.BENCHMARKS.items():
-            print(f"  {known:10} {about}")
+        for title, names in (
+            ("usage: gnnfast bench NAME [arguments], where NAME is", package.BENCHMARKS),
+            ("or, rather than a benchmark,", package.TOOLS),
+        ):
+            print(title)
+            for known, about in names.items():
+                print(textwrap.fill(f"{known:15} {about}", 80, initial_indent="  ", subsequent_indent=" " * 18))
+        print("gnnfast bench NAME --help says what each accepts")
         return 2
-    return importlib.import_module(f"{package.__name__}.{name}").main(arguments)
+    try:
+        module = importlib.import_module(f"{package.__name__}.{name}")
+    except ImportError as error:
+        missing = {"torch_geometric": "torch_geometric", "dgl": "dgl", "numpy": "numpy"}.get(error.name or "")
+        if missing is None:
+            raise
+        print(f"gnnfast bench {name}: {missing} is not installed; pip install {missing}", file=sys.stderr)
+        return 2
+    return module.main(arguments)
 
 
 def benchmarks() -> ModuleType:

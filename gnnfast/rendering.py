@@ -31,11 +31,13 @@ def text(before: Iterable[str], tables: Iterable[Table] = (), after: Iterable[st
     for title, columns, rows, numbers in tables:
         if not rows:
             continue
+        natural = [max(map(len, [name, *(row[nth] for row in rows)])) for nth, name in enumerate(columns)]
+        tight = sum(natural) + 2 * (len(columns) - 1) > width
         drawn = rich_table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for nth, name in enumerate(columns):
-            if name in numbers:  # never broken; its title is, between words
+            if name in numbers:  # never broken; its title is, between words, where there is little room
                 least = max(map(len, [*name.split(), *(row[nth] for row in rows)]))
-                drawn.add_column(name, justify="right", min_width=least, overflow="fold")
+                drawn.add_column(name, justify="right", width=least if tight else None, overflow="fold")
             else:
                 drawn.add_column(name, overflow="fold")
         for row in rows:
