@@ -38,12 +38,6 @@ def prepared(name: str, edge_index: torch.Tensor, nodes: int) -> Any:
     return lambda: layers.step(layer, x, edge_index)
 
 
-def made(graph: str, device: torch.device) -> tuple[torch.Tensor, int]:
-    """``edge_index [2, E]`` and N of a graph by name."""
-    rowptr, col = graphs.community_order(graph, device)
-    return graphs.to_edge_index(rowptr, col), rowptr.numel() - 1
-
-
 # ---- CPU: a process for each number ------------------------------------------------------------------------------------------
 def in_child(name: str, graph: str, side: str) -> float | str | None:
     """The peak of one layer and side in GiB, or why there is none."""
@@ -59,7 +53,7 @@ def in_child(name: str, graph: str, side: str) -> float | str | None:
 
 def child(name: str, graph: str) -> float | str | None:
     """What :func:`in_child` asks for, in that process."""
-    step = prepared(name, *made(graph, torch.device("cpu")))
+    step = prepared(name, *graphs.made(graph, torch.device("cpu")))
     try:
         return timing.peak_rss_gib(step)
     except Exception as error:
@@ -143,7 +137,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no CUDA device")
     device = torch.device(options.device)
-    given = made(graph, device) if device.type == "cuda" else None
+    given = graphs.made(graph, device) if device.type == "cuda" else None
     rows = [measure(name, graph, given, options.limit) for name in options.layers]
     title = f"Memory of PyG layers, forward and backward, on {device.type}"
     if given is not None:

@@ -153,6 +153,9 @@ def plan(options: argparse.Namespace) -> tuple[list[Case], Make]:
         sample = Sample.from_edge_index(Path(options.graph).name, "given", *files.load(options.graph), device)
         return cases(groups, replaced | {"graphs": [sample.name], "orders": ["given"]}), lambda name, order: sample
     wanted = cases(groups, replaced)
+    if device.type == "cpu" and not options.graphs and all(graphs.missing(c.graph, c.order) for c in wanted):
+        print("without the graphs of the folder that GNNFAST_DATA names: made ones")
+        wanted = cases(groups, replaced | {"graphs": list(graphs.MADE), "orders": ["community"]})
     reasons = {(c.graph, c.order): graphs.missing(c.graph, c.order) for c in wanted}
     lacking = [reason for reason in dict.fromkeys(reasons.values()) if reason]
     wanted = [c for c in wanted if not reasons[c.graph, c.order]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import datetime
 import gc
 import math
@@ -130,12 +132,19 @@ def clear(device: torch.device) -> None:
 def peak_rss_gib(call: Callable[[], Any]) -> float | None:
     """Peak resident memory of the process during ``call`` above that before, in GiB; ``None`` where the system does not tell."""
     try:
+        _give_back()
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         before = _status_kib("VmRSS")
         call()
         return max(_status_kib("VmHWM") - before, 0) / 2**20
     except (OSError, StopIteration):
         return None
+
+
+def _give_back() -> None:
+    """Has the C library give back memory that was freed, which would hide the next peak. Where it is not glibc it may be kept."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _status_kib(name: str) -> int:

@@ -330,9 +330,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.frameworks is None:
         options.frameworks = [f for f, module in zip(FRAMEWORKS, ("torch_geometric", "dgl")) if importlib.util.find_spec(module)]
     for name in options.graphs or ():
-        reason = graphs.missing(name, "random") if name not in graphs.OTHER_SIZES else ""
+        reason = graphs.missing(name, "community")
         if reason:
-            parser.error(f"--graphs: {reason}; and {', '.join(graphs.OTHER_SIZES)}")
+            parser.error(f"--graphs: {reason}")
     device, rows, begin = torch.device(options.device), [], time.perf_counter()
     title = f"Training of whole models, on {device.type}"
     for row in run(options, QUICK if options.quick else SIZES[device.type], device):
