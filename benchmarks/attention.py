@@ -84,8 +84,8 @@ def measure(name: str, graph: Graph, edge_index: Tensor, score: str, heads: int,
         for _ in range(6):  # schedules get better with use
             both()
         results[label] = [forward(), *both()]
-        row[f"{label} forward ms"] = timing.median_ms(forward, device, repeats)
-        row[f"{label} both ms"] = timing.median_ms(both, device, repeats)
+        row |= timing.sample(forward, device, repeats).columns(f"{label} forward")
+        row |= timing.sample(both, device, repeats).columns(f"{label} both")
         if device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()
@@ -112,7 +112,7 @@ def _graph(name: str, device: torch.device) -> tuple[Graph, Tensor]:
     if name in graphs.REAL:
         edge_index, nodes = graphs.real(name)
     else:
-        rowptr, col = graphs.community_order(name, device) if name == "arxiv" else graphs.random_order(name, device)
+        rowptr, col = graphs.community_order(name, device) if name != "reddit" else graphs.random_order(name, device)
         edge_index, nodes = graphs.to_edge_index(rowptr, col), rowptr.numel() - 1
     edge_index = edge_index.to(device)
     return Graph.from_edge_index(edge_index, nodes), edge_index
@@ -124,18 +124,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--graphs", nargs="*", help=f"{GRAPHS} if not given")
     parser.add_argument("--scores", nargs="*", choices=SCORES, default=SCORES)
     parser.add_argument("--repeats", type=int, help="calls of each; as many as fill 60 ms if not given")
-    parser.add_argument("--out", help="write OUT.json and OUT.md")
+    tables.add_output(parser)
     options = parser.parse_args(arguments)
     device, rows = torch.device(options.device), []
-    if device.type == "cpu" and not options.graphs and graphs.data_folder() is None:
-        print("gnnfast bench attention: GNNFAST_DATA does not name a folder with the real graphs; --graphs arxiv needs none")
-        return 1
-    for name in options.graphs or GRAPHS[options.device]:
+    wanted = options.graphs or GRAPHS[options.device]
+    if not options.graphs and any(graphs.missing(name, "real" if name in graphs.REAL else "community") for name in wanted):
+        wanted = graphs.MADE[:1] if device.type == "cpu" else ("arxiv-size", "reddit")
+        print(f"without the graphs of the folder that GNNFAST_DATA names: made ones, {', '.join(wanted)}", flush=True)
+    for name in wanted:
         graph, edge_index = _graph(name, device)
         for score in options.scores:
             for heads, width in SHAPES:
                 rows.append(measure(name, graph, edge_index, score, heads, width, options.repeats))
-    tables.write(options.out, f"Attention over a graph, on {options.device}", rows, device, {})
+    tables.write(options, f"Attention over a graph, on {options.device}", rows, device, {})
     return 0
 
 

@@ -88,10 +88,10 @@ class Bench:
         (call,) = made
         if "backward" in cell.what:
             self.check_gradients(cell, call())
-        ms = timing.median_ms(call, self.device, self.repeats, WARMUP, wall=cell.what == "conversion")
+        ms, spread = timing.sample(call, self.device, self.repeats, WARMUP, wall=cell.what == "conversion")
         gnnfast.clear_report()
         call()
-        return {"kernel": _kernels() or kernels or None, "gnnfast ms": ms, "first call ms": first}
+        return {"kernel": _kernels() or kernels or None, "gnnfast ms": ms, "gnnfast spread": spread, "first call ms": first}
 
     def inputs(self, cell: Cell) -> tuple[Tensor, Tensor | None]:
         """``x [N, F]`` and ``weight [E]`` in slot order, or ``None``; for a conversion the COO of the sample."""

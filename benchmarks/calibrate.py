@@ -167,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="gnnfast bench calibrate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", metavar="PATH", help="write PATH.json, PATH.md and PATH.svg")
+    tables.add_output(parser, chart=True)
     parser.add_argument("--write", metavar="FILE", help="write the fitted costs, in the form of gnnfast/dispatch/calibration.json")
     parser.add_argument("--from", dest="source", metavar="RESULT.json", help="draw the chart again, measure nothing")
     options = parser.parse_args(arguments)

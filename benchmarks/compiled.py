@@ -58,7 +58,8 @@ def measure(name: str, model: nn.Module, graph: str, x: Tensor, edge_index: Tens
         try:
             step(call, own, x, edge_index)
             found[side] = [p.grad.clone() for p in own.parameters() if p.grad is not None]
-            row[f"{side} ms"] = timing.median_ms(lambda call=call, own=own: step(call, own, x, edge_index), x.device, repeats, 8)
+            timed = timing.sample(lambda call=call, own=own: step(call, own, x, edge_index), x.device, repeats, 8)
+            row |= timed.columns(side)
         except Exception as error:  # a compiler that fails must not end the run
             row["note"] = f"{side}: {type(error).__name__}"
         gnnfast.enable()
@@ -77,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gnnfast bench compiled", description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--models", nargs="*", choices=(*MODELS, *WIDE), default=None)
-    parser.add_argument("--out", help="write OUT.json and OUT.md")
+    tables.add_output(parser)
     options = parser.parse_args(arguments)
     device, rows = torch.device(options.device), []
     cuda = device.type == "cuda"
@@ -95,7 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
             edge_index = graphs.to_edge_index(rowptr, col)
             x = torch.randn(rowptr.numel() - 1, 602, device=device)
             rows.append(measure(name, WIDE[name]().to(device), "reddit", x, edge_index, 10))
-    tables.write(options.out, f"Models under torch.compile, forward and backward, on {options.device}", rows, device, {})
+    tables.write(options, f"Models under torch.compile, forward and backward, on {options.device}", rows, device, {})
     return 0
 
 

@@ -19,7 +19,14 @@ from torch import Tensor
 # nodes, edges, sigma of log-normal degrees: graphs of the benchmark for which there is no histogram
 LOG_NORMAL = {"reddit": (232_965, 114_615_892, 1.3), "products": (2_449_029, 123_718_280, 1.0)}
 # Size and skew (standard deviation of in-degrees over their mean: 1.04) of ogbn-proteins, which that benchmark does not have.
-OTHER_SIZES = {"proteins": (132_534, 79_122_504, 0.86)}
+OTHER_SIZES = {
+    "proteins": (132_534, 79_122_504, 0.86),
+    # Sizes of Planetoid's PubMed, Amazon-Computers and ogbn-arxiv in both directions, for where their files are not.
+    "pubmed-size": (19_717, 88_648, 1.0),
+    "computers-size": (13_752, 491_722, 1.0),
+    "arxiv-size": (169_343, 2_315_598, 1.3),
+    "tiny": (300, 2_400, 0.8),
+}
 # raw files under GNNFAST_DATA
 REAL = {
     "cora": "planetoid/ind.cora.graph",
@@ -29,6 +36,7 @@ REAL = {
     "coauthor-physics": "npz/ms_academic_phy.npz",
     "tolokers": "npz/tolokers.npz",
 }
+MADE = ("pubmed-size", "computers-size")  # for CPUs, in place of real graphs that are not there
 ORDERS = ("random", "community", "real")
 
 
@@ -51,9 +59,9 @@ def random_order_names() -> list[str]:
 
 def missing(name: str, order: str) -> str:
     """Why the graph cannot be had in that order; empty if it can."""
-    if order != "real" and name in random_order_names():
+    if order != "real" and name in (*random_order_names(), *OTHER_SIZES):
         return ""
-    known = ", ".join(REAL if order == "real" else dict.fromkeys([*random_order_names(), *REAL]))
+    known = ", ".join(REAL if order == "real" else dict.fromkeys([*random_order_names(), *OTHER_SIZES, *REAL]))
     if name not in REAL:
         hint = "" if _histograms() else "; more are in degree_histograms.npz of the folder that GNNFAST_DATA names"
         return f"{name!r} is no graph of order {order!r}; known are {known}{hint}"
@@ -160,6 +168,12 @@ def community_order(name: str, device: torch.device, seed: int = 0) -> tuple[Ten
     """A benchmark graph through :func:`communities`: ``rowptr [N + 1]`` and ``col [E]``, int32."""
     generator = torch.Generator(device).manual_seed(seed)
     return communities(degrees(name, generator), generator)[:2]
+
+
+def made(name: str, device: torch.device) -> tuple[Tensor, int]:
+    """``edge_index [2, E]`` and N of a benchmark graph through :func:`communities`."""
+    rowptr, col = community_order(name, device)
+    return to_edge_index(rowptr, col), rowptr.numel() - 1
 
 
 def to_edge_index(rowptr: Tensor, col: Tensor, shuffle: bool = True, seed: int = 0) -> Tensor:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -235,8 +234,7 @@ def measure(group: str, size: Any, name: str, work: Any, training: bool, new: bo
                 steps[side]()
             times[side].append(block_ms(steps[side], device, options.seconds))
     for side in sides:
-        row[f"{side} ms"] = statistics.median(times[side])
-        row[f"{side} spread"] = (max(times[side]) - min(times[side])) / row[f"{side} ms"]
+        row |= timing.Sample.of(times[side]).columns(side)
     row["sides"] = f"{before.name} / {after.name}"
     row["ratio"] = row[f"{before.name} ms"] / row[f"{after.name} ms"]
     if device.type == "cuda" and not options.quick:
@@ -286,7 +284,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--warmup", type=int, default=16, help="steps before each measurement")
     parser.add_argument("--seconds", type=float, default=0.15, help="of steps in one measurement")
     parser.add_argument("--quick", action="store_true", help="without counting waits and launches")
-    parser.add_argument("--out", help="write OUT.json and OUT.md")
+    tables.add_output(parser)
     options = parser.parse_args(arguments)
     device, rows, work, at = torch.device(options.device), [], None, None
     if host_dgl.missing():
@@ -305,7 +303,7 @@ def main(arguments: list[str] | None = None) -> int:
         waited = f"; waits {', '.join(str(row[f'{side} waits']) for side in sides)}" if f"{sides[0]} waits" in row else ""
         print(f"{group} {size} {name} {row['pass']} {row['graph']}: {times}, {row['ratio']:.2f}{waited}", flush=True)
     title = f"Models where the host decides, on {options.device}"
-    tables.write(options.out, title, rows, device, summary(rows))  # type: ignore[arg-type]
+    tables.write(options, title, rows, device, summary(rows))  # type: ignore[arg-type]
     return 0
 
 

@@ -66,3 +66,33 @@ def _panel(axis: Axes, rows: list[dict[str, Any]], names: list[str], widths: lis
     axis.yaxis.set_major_formatter("{x:g}")
     axis.grid(axis="y", linewidth=0.3)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def bars(record: dict[str, Any], path: str, ratio: str, label: str) -> str:
+    """Draws a ratio of each row as a bar, a panel for each group and graph. Returns a line that says what became of it."""
+    panels: dict[str, list[dict[str, Any]]] = {}
+    for row in record["rows"]:
+        if row.get(ratio):
+            panels.setdefault(f"{row.get('group', '')}, {row['graph']}", []).append(row)
+    if not panels:
+        return f"no chart: no row has {ratio}"
+    columns = min(len(panels), 2)
+    lines = -(-len(panels) // columns)
+    most = max(map(len, panels.values()))
+    size = 3.8 * columns, (0.3 * most + 0.8) * lines + 0.6
+    figure, axes = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
+    for axis, (title, rows) in zip(axes.flat, panels.items()):
+        names, values = [row["model"] for row in rows][::-1], [row[ratio] for row in rows][::-1]
+        drawn = axis.barh(names, values, color=["#31688e" if v >= 1 else "#d1495b" for v in values], height=0.65)
+        axis.bar_label(drawn, fmt="{:.2g}x", padding=3, fontsize=8)
+        axis.axvline(1, color="black", linewidth=0.8)
+        axis.set_xlim(0, 1.18 * max(*values, 1.0))
+        axis.set_title(title, loc="left", fontsize=9)
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    figure.supxlabel(label, fontsize=9)
+    figure.suptitle(f"{record['title']}, {record['environment'].get('device', '')}", x=0.01, ha="left", fontsize=10)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+    return f"chart: {path}"

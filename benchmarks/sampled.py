@@ -34,6 +34,7 @@ from gnnfast import Graph
 from gnnfast.config import STRATEGIES
 
 from . import graphs, tables, timing
+from .compare import read
 
 WIDTHS = (16, 32, 64, 128, 256, 512)
 CASES = ("speed", "planted", "real", "training", "rates")
@@ -283,24 +284,37 @@ def run(cases: Iterable[str], device: torch.device) -> Iterator[tables.Row]:
 
 
 def chart(rows: list[tables.Row], path: str) -> str:
-    """Draws accuracy over time, a panel for each model."""
+    """Draws by edges a node what is lost in accuracy and what is won in time, two panels above one another for each model."""
     from .plot import plt
 
-    panels: dict[str, list[tables.Row]] = {}
+    models: dict[str, list[tables.Row]] = {}
     for row in rows:
         if "accuracy" in row:
-            panels.setdefault(f"{row.get('graph', '')} {row.get('model', '')}".strip(), []).append(row)
-    if not panels:
+            models.setdefault("\n".join(filter(None, (row.get("graph", ""), row.get("model", "")))), []).append(row)
+    if not models:
         return "no chart: no accuracy was measured"
-    figure, axes = plt.subplots(1, len(panels), figsize=(3.2 * len(panels), 3), squeeze=False, layout="constrained")
-    for axis, (title, cells) in zip(axes[0], panels.items()):
-        for strategy in dict.fromkeys(row["strategy"] for row in cells):
-            ms, accuracy = zip(*((r["ms"], r["accuracy"]) for r in cells if r["strategy"] == strategy))
-            exact = strategy == "off"
-            axis.plot(ms, accuracy, "k*" if exact else "o-", ms=7 if exact else 3, label="exact" if exact else strategy)
-        axis.set(xscale="log", xlabel="ms an evaluation", title=title)
-    axes[0, 0].set_ylabel("accuracy")
-    axes[0, 0].legend(frameon=False)
+    size = max(2.6 * len(models), 4.5), 4.6
+    figure, axes = plt.subplots(2, len(models), figsize=size, squeeze=False, sharex=True, sharey="row", layout="constrained")
+    for (lost, won), (title, cells) in zip(axes.T, models.items()):
+        exact = next(row for row in cells if row["strategy"] == "off")
+        for strategy in [s for s in dict.fromkeys(row["strategy"] for row in cells) if s != "off"]:
+            mine = sorted((row for row in cells if row["strategy"] == strategy), key=lambda row: row["S"])
+            at = [row["S"] for row in mine]
+            lost.plot(at, [100 * (row["accuracy"] - exact["accuracy"]) for row in mine], "o-", ms=3, label=strategy)
+            won.plot(at, [exact["ms"] / row["ms"] for row in mine], "o-", ms=3)
+        widths = sorted({row["S"] for row in cells if row["S"]})
+        won.set_xscale("log", base=2)
+        won.set_xticks(widths, [str(width) for width in widths], fontsize=8)
+        won.set_xlabel("edges a node, at most")
+        lost.set_title(title, loc="left", fontsize=9)
+        for axis, exactly in ((lost, 0), (won, 1)):
+            axis.axhline(exactly, color="black", linewidth=0.8)
+            axis.grid(axis="y", linewidth=0.3)
+            axis.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].set_ylabel("accuracy, points\nagainst exact")
+    axes[1, 0].set_ylabel("times as fast\nas exact")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
     return f"chart: {path}"
@@ -342,12 +356,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--widths", nargs="+", type=int, default=WIDTHS, metavar="S", help="with --script")
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES, help="with --script")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="with --script: calls of evaluate() a row")
-    parser.add_argument("--out", metavar="PATH", help="write PATH.json, PATH.md and PATH.svg")
+    tables.add_output(parser, chart=True)
+    parser.add_argument("--from", dest="source", metavar="RESULT.json", help="draw the chart again, measure nothing")
     parser.add_argument("rest", nargs="*", metavar="ARGUMENT", help="of the script, after --")
     options = parser.parse_args(arguments)
     for name, values in (("widths", options.widths), ("repeats", [options.repeats])):
         if min(values) < 1:
             parser.error(f"--{name} must be at least 1, got {min(values)}")
+    if options.source:
+        try:
+            print(chart(read(options.source)["rows"], options.source.removesuffix(".json") + ".svg"))
+        except ValueError as error:
+            parser.error(f"--from {error}")
+        return 0
     device, summary = torch.device(options.device), {}
     if options.script:
         try:
@@ -361,7 +382,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows = list(run(options.cases, device))
     record = tables.make_record("Sampled aggregation", device, rows, summary)
     if options.script:
-        print(tables.markdown(record))
+        tables.show(record, options.markdown)
     if options.out:
         tables.save_with_chart(record, options.out, lambda path: chart(rows, path))
     return 0

@@ -276,7 +276,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS)
-    parser.add_argument("--out", metavar="PATH", help="write PATH.json, PATH.md and PATH.svg")
+    tables.add_output(parser, chart=True)
     parser.add_argument("--write", metavar="FILE", help="write the thresholds, as gnnfast/dispatch/calibration.json")
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
@@ -297,7 +297,7 @@ def main(arguments: list[str] | None = None) -> int:
             measured = (layers if part == "layers" else training)(device)
         rows += measured
     record = tables.make_record("Sparse node features", device, rows, summary)
-    print(tables.markdown(record), flush=True)
+    tables.show(record, options.markdown)
     if options.write:
         file = Path(options.write)
         table = json.loads(file.read_text()) if file.is_file() else {}

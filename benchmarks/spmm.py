@@ -122,7 +122,7 @@ def parse(arguments: list[str] | None) -> tuple[argparse.ArgumentParser, argpars
     parser.add_argument("--orders", nargs="+", choices=graphs.ORDERS, help="in place of the groups' orders")
     parser.add_argument("--repeats", type=int, metavar="N", help="timed calls for each number; else what fills 60 ms, 5 to 30")
     parser.add_argument("--l2-bandwidth", type=float, metavar="TB/s", help="in place of the measured one")
-    parser.add_argument("--out", metavar="PATH", help="write PATH.json, PATH.md and PATH.svg")
+    tables.add_output(parser, chart=True)
     parser.add_argument("--graph", metavar="FILE", help=f"your own graph in place of the groups': {files.ACCEPTED}")
     parser.add_argument("--from", dest="source", metavar="RESULT.json", help="draw table and chart again, measure nothing")
     options = parser.parse_args(arguments)
@@ -153,6 +153,9 @@ def plan(options: argparse.Namespace) -> tuple[list[Case], Make]:
         sample = Sample.from_edge_index(Path(options.graph).name, "given", *files.load(options.graph), device)
         return cases(groups, replaced | {"graphs": [sample.name], "orders": ["given"]}), lambda name, order: sample
     wanted = cases(groups, replaced)
+    if device.type == "cpu" and not options.graphs and all(graphs.missing(c.graph, c.order) for c in wanted):
+        print("without the graphs of the folder that GNNFAST_DATA names: made ones")
+        wanted = cases(groups, replaced | {"graphs": list(graphs.MADE), "orders": ["community"]})
     reasons = {(c.graph, c.order): graphs.missing(c.graph, c.order) for c in wanted}
     lacking = [reason for reason in dict.fromkeys(reasons.values()) if reason]
     wanted = [c for c in wanted if not reasons[c.graph, c.order]]
@@ -176,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(str(error))
         with torch.cuda.device(options.device) if options.device != "cpu" else contextlib.nullcontext():
             record = measured(wanted, make, options)
-    print(tables.markdown(record | {"rows": []}), flush=True)
+    tables.show(record, options.markdown, rows=False)
     if out:
         tables.save_with_chart(record, out, lambda path: draw(record, path))
     failed = [row for row in record["rows"] if "failed" in row]

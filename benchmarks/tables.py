@@ -6,12 +6,17 @@ of rows too, or a dict of lines. Columns named ``A / B`` are ratios.
 
 from __future__ import annotations
 
+import argparse
 import json
+import shutil
+import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from gnnfast.rendering import Table, text
 
 from . import timing
 
@@ -21,6 +26,8 @@ LIMIT = "limit / gnnfast"
 KINDS = ("group", "pass", "reduce", "dtype", "threads")  # never averaged over
 LEVELS = ((), ("order",), ("F",), ("weighted",), ("order", "F"))  # averaged over all else
 SLOWER = 0.98
+NOISY = 0.1  # a spread of times from which small differences mean nothing
+REMARKS = ("note", "failed")  # columns of words that name no row
 MANY_EDGES = 1_000_000
 
 
@@ -28,12 +35,80 @@ def make_record(title: str, device: torch.device, rows: list[Row], summary: dict
     return {"title": title, "environment": timing.environment(device), "summary": summary, "rows": rows}
 
 
-def write(path: str | None, title: str, rows: list[Row], device: torch.device, summary: dict[str, Any]) -> None:
-    """Prints the rows as a table and, with ``path``, writes them as ``path.json`` and ``path.md``."""
+def add_output(parser: argparse.ArgumentParser, chart: bool = False) -> None:
+    """The options that every benchmark has."""
+    parser.add_argument("--out", metavar="PATH", help=f"write PATH.json, PATH.md{' and PATH.svg' if chart else ''}")
+    parser.add_argument("--markdown", action="store_true", help="print Markdown rather than tables for the terminal")
+
+
+def write(
+    options: argparse.Namespace, title: str, rows: list[Row], device: torch.device, summary: dict[str, Any] | list[Row]
+) -> dict[str, Any]:
+    """Prints the rows as tables and, with ``--out``, writes them. Returns the record."""
     record = make_record(title, device, rows, summary)
-    print(markdown(record), flush=True)
-    if path:
-        save(record, path)
+    if options.out:
+        save(record, options.out)
+    show(record, options.markdown)
+    return record
+
+
+def show(record: dict[str, Any], as_markdown: bool = False, rows: bool = True) -> None:
+    """Prints a record, with or without its rows, and a warning where it was measured on a noisy machine."""
+    shown = record if rows else record | {"rows": []}
+    print(markdown(shown) if as_markdown else terminal(shown), flush=True)
+    warning = noise(record["rows"])
+    if warning:
+        print(warning, flush=True)
+
+
+def noise(rows: list[Row]) -> str:
+    """A line where times vary so much that small differences mean nothing; else empty."""
+    spreads = [value for row in rows for name, value in row.items() if name.endswith("spread") and isinstance(value, float)]
+    typical = statistics.median(spreads) if spreads else 0.0
+    if typical <= NOISY:
+        return ""
+    return (
+        f"warning: this machine is noisy: half of the times vary by more than {typical:.0%}; differences of that size mean nothing"
+    )
+
+
+def terminal(record: dict[str, Any], width: int | None = None) -> str:
+    """A record as tables no wider than the terminal: what is the same in all rows stands above, and columns that do not fit follow
+    in another table, behind those that name the row."""
+    width = width or max(shutil.get_terminal_size((80, 24)).columns, 60)
+    environment = ", ".join(f"{k} {cell(v)}" for k, v in record["environment"].items() if v is not None)
+    found: list[Table] = []
+    for group, rows in grouped(record["rows"]).items():
+        found += _fitting(group, rows, width)
+    summary = record["summary"]
+    lines = [f"{k}: {cell(v)}" for k, v in summary.items()] if isinstance(summary, dict) else []
+    if isinstance(summary, list) and summary:
+        found += _fitting("summary", summary, width)
+    return text([record["title"], environment], found, lines, width)
+
+
+def _fitting(title: str, rows: list[Row], width: int) -> list[Table]:
+    columns = columns_of(rows)
+    names = [c for c in columns if not any(isinstance(row.get(c), float) for row in rows) and c not in REMARKS]
+    same = [c for c in names if len(rows) > 1 and len({row.get(c) for row in rows}) == 1]
+    keys = [c for c in names if c not in same]
+    columns = [c for c in columns if c not in same]
+    need = {
+        c: 2 + max(map(len, [*c.split(), *(shown(c, row.get(c)) for row in rows)])) for c in columns
+    }  # titles break between words
+    head = ", ".join(filter(None, [title, *(f"{c} {shown(c, rows[0].get(c))}" for c in same)]))
+    parts: list[list[str]] = [[]]
+    for column in (c for c in columns if c not in keys):
+        if parts[-1] and sum(need[c] for c in [*keys, *parts[-1], column]) > width:
+            parts.append([])
+        parts[-1].append(column)
+    found = []
+    for nth, part in enumerate(parts):
+        mine = [*keys, *part]
+        # Where the columns that name the rows fill the screen already, cells wrap.
+        numbers = [c for c in mine if c not in REMARKS] if sum(need[c] for c in mine) <= width else []
+        found.append(Table(head if not nth else "", mine, [[shown(c, row.get(c)) for c in mine] for row in rows], numbers))
+    return found
 
 
 def save(record: dict[str, Any], path: str) -> None:
@@ -55,10 +130,7 @@ def save_with_chart(record: dict[str, Any], path: str, chart: Callable[[str], st
 def markdown(record: dict[str, Any]) -> str:
     environment = ", ".join(f"{k} {cell(v)}" for k, v in record["environment"].items() if v is not None)
     parts = [f"# {record['title']}", environment]
-    groups: dict[str, list[Row]] = {}
-    for row in record["rows"]:
-        groups.setdefault(row.get("group", ""), []).append({k: v for k, v in row.items() if k != "group"})
-    for group, rows in groups.items():
+    for group, rows in grouped(record["rows"]).items():
         parts += [f"## {group}"] if group else []
         parts.append(table(rows))
     summary = record["summary"]
@@ -68,10 +140,28 @@ def markdown(record: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def grouped(rows: list[Row]) -> dict[str, list[Row]]:
+    """Rows by their group, without it."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.get("group", ""), []).append({k: v for k, v in row.items() if k != "group"})
+    return groups
+
+
+def columns_of(rows: list[Row]) -> list[str]:
+    """The names that some row has a value for, in order."""
+    return [c for c in dict.fromkeys(k for row in rows for k in row) if any(row.get(c) is not None for row in rows)]
+
+
 def table(rows: list[Row]) -> str:
-    columns = [c for c in dict.fromkeys(k for row in rows for k in row) if any(row.get(c) is not None for row in rows)]
+    columns = columns_of(rows)
     lines = [columns, ["---"] * len(columns), *([cell(row.get(c)) for c in columns] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def shown(column: str, value: Any) -> str:
+    """A cell for people: spreads as percent."""
+    return f"{value:.0%}" if column.endswith("spread") and isinstance(value, float) else cell(value)
 
 
 def cell(value: Any) -> str:

@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import datetime
+import gc
 import math
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import gnnfast
+from gnnfast.cache import cache
 
 FEWEST, MOST, ENOUGH_MS = 5, 30, 60.0
+
+
+class Sample(NamedTuple):
+    """Repeated measurements: the median, and as ``spread`` the middle half of them over it (of few, their range)."""
+
+    ms: float
+    spread: float
+
+    @classmethod
+    def of(cls, times: Sequence[float]) -> Sample:
+        median = statistics.median(times)
+        low, _, high = statistics.quantiles(times, n=4) if len(times) > 4 else (min(times), median, max(times))
+        return cls(median, (high - low) / median if median else 0.0)
+
+    def columns(self, side: str) -> dict[str, float]:
+        """Of a row: ``"SIDE ms"`` and ``"SIDE spread"``."""
+        return {f"{side} ms": self.ms, f"{side} spread": self.spread}
 
 
 def median_ms(
     call: Callable[[], Any], device: torch.device, repeats: int | None = None, warmup: int = 3, wall: bool = False
 ) -> float:
+    """:func:`sample` without its spread."""
+    return sample(call, device, repeats, warmup, wall).ms
+
+
+def sample(
+    call: Callable[[], Any], device: torch.device, repeats: int | None = None, warmup: int = 3, wall: bool = False
+) -> Sample:
     """Median time of ``call`` in milliseconds: CUDA events on a GPU, wall clock on a CPU or with ``wall``. Without ``repeats``,
     as many calls as fill 60 ms, at least 5 and at most 30."""
     for _ in range(warmup):
@@ -30,7 +58,7 @@ def median_ms(
     if repeats is None:
         (once,) = times(call, device, 1)
         repeats = min(max(math.ceil(ENOUGH_MS / max(once, 1e-3)), FEWEST), MOST)
-    return statistics.median(times(call, device, repeats))
+    return Sample.of(times(call, device, repeats))
 
 
 def _wall_times(call: Callable[[], Any], device: torch.device, repeats: int) -> list[float]:
@@ -85,6 +113,45 @@ def peak_gib(call: Callable[[], Any], baseline: int) -> float:
     return (torch.cuda.max_memory_allocated() - baseline) / 2**30
 
 
+OUT_OF_MEMORY = "out of memory"  # in a row, in place of a number
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory ran out, on either device."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
+
+
+def clear(device: torch.device) -> None:
+    """Gives back what an earlier measurement left."""
+    cache.clear()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def peak_rss_gib(call: Callable[[], Any]) -> float | None:
+    """Peak resident memory of the process during ``call`` above that before, in GiB; ``None`` where the system does not tell."""
+    try:
+        _give_back()
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        before = _status_kib("VmRSS")
+        call()
+        return max(_status_kib("VmHWM") - before, 0) / 2**20
+    except (OSError, StopIteration):
+        return None
+
+
+def _give_back() -> None:
+    """Has the C library give back memory that was freed, which would hide the next peak. Where it is not glibc it may be kept."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _status_kib(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1])
+
+
 def geometric_mean(values: Iterable[float]) -> float:
     return statistics.geometric_mean(values)
 
@@ -104,9 +171,11 @@ def environment(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
+        "platform": platform.platform(),
+        "CUDA": torch.version.cuda if device.type == "cuda" else None,
         "gnnfast": gnnfast.__version__,
         "torch": torch.__version__,
-        **{p: version(p) for p in ("torch_geometric", "dgl")},
+        **{p: version(p) for p in ("torch_geometric", "dgl", "numpy")},
     }
 
 

@@ -16,6 +16,7 @@ except ValueError as error:  # a bad value: the command line shows it as a line,
 from gnnfast import _native
 from gnnfast.captured import CaptureError, capture
 from gnnfast.graph import Graph
+from gnnfast.profiling import Profile, profile
 from gnnfast.reporting import FallbackError, clear_report, report
 from gnnfast.switch import disable, enable, is_enabled, make_importable
 
@@ -32,6 +33,7 @@ __all__ = [
     "CaptureError",
     "FallbackError",
     "Graph",
+    "Profile",
     "__version__",
     "attention",
     "capture",
@@ -41,6 +43,7 @@ __all__ = [
     "enable",
     "is_enabled",
     "override",
+    "profile",
     "report",
     "sddmm",
     "spmm",

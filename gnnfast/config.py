@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
@@ -247,6 +247,10 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
     return Settings(**values)
 
 
+def _variable(name: str) -> str:
+    return next(s.metadata["variable"] for s in fields(Settings) if s.name == name)
+
+
 # Variables that are no settings: of tests, benchmarks, the demo and bug hunts, and what worker processes inherit.
 _OTHERS = ("GNNFAST_DATA", "GNNFAST_ISA", "GNNFAST_DGL_SHIM", "GNNFAST_DEMO_JSON", "GNNFAST_CUDA")
 
@@ -262,14 +266,29 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> dict[str, 
     return found
 
 
-def without_effect(asked: Settings) -> list[str]:
-    """What of the settings changes nothing beside the others, in words."""
+def without_effect(asked: Settings, cuda: bool = True, installed: Collection[str] = BACKENDS) -> list[str]:
+    """What of the settings changes nothing beside the others, or on a machine with or without CUDA kernels and with the frameworks
+    ``installed``, in words. Each begins with the variable."""
     found = []
+    default = Settings()
+    if not asked.enabled:
+        given = [s for s in fields(Settings) if s.name != "enabled" and getattr(asked, s.name) != getattr(default, s.name)]
+        return [f"{s.metadata['variable']} has no effect beside GNNFAST=0, until gnnfast.enable()" for s in given]
+    if not cuda:
+        for name in ("schedule", "autotune", "degree_threshold"):
+            if getattr(asked, name) != getattr(default, name):
+                found.append(f"{_variable(name)} has no effect here: it is about CUDA kernels, and there are none in use")
+    if asked.backends != BACKENDS and not set(asked.backends) & set(installed):
+        found.append(f"GNNFAST_BACKENDS={','.join(asked.backends)} leaves nothing to patch: that is not installed")
+    if not asked.sample_rescale and asked.sample == "off" and asked.kernel != "sampled":
+        found.append("GNNFAST_SAMPLE_RESCALE has no effect: nothing is sampled (GNNFAST_SAMPLE chooses how)")
+    if not asked.dgl_bridge and ("dgl" not in installed or not cuda):
+        found.append("GNNFAST_DGL_BRIDGE has no effect: it is about DGL's graphs on a GPU")
     if asked.sample == "off" and asked.kernel != "sampled" and asked.sample_width is not None:
         found.append("GNNFAST_SAMPLE_WIDTH has no effect: nothing is sampled (GNNFAST_SAMPLE chooses how)")
     if asked.kernel == "sampled" and os.environ.get("GNNFAST_SAMPLE") == "off":
         found.append("GNNFAST_SAMPLE=off has no effect beside GNNFAST_KERNEL=sampled, which samples by fastrand")
-    if asked.kernel not in ("auto", "gas") and asked.degree_threshold is not None:
+    if cuda and asked.kernel not in ("auto", "gas") and asked.degree_threshold is not None:
         found.append(f"GNNFAST_DEGREE_THRESHOLD has no effect beside GNNFAST_KERNEL={asked.kernel}")
     return found
 

@@ -190,6 +190,11 @@ class Measured(Held):
         self.density = int(x.detach().count_nonzero()) / x.numel()
         self._entry = measured(list(x.shape), str(x.dtype).removeprefix("torch."), self.density)
 
+    def chosen(self, choice: SparseChoice) -> None:
+        """Has the report say why features stay dense."""
+        if not choice.sparse and self.features is None:
+            self._entry["state"] = f"dense: {choice.reason}"
+
     def compressed(self, x: Tensor) -> Features | None:
         """The copy, with its transpose counted in, if the cache can hold it."""
         if self.features is None:
@@ -263,6 +268,7 @@ def choose(x: Tensor, found: Measured, what: str) -> SparseChoice:
     choice = found.choices.get(key)
     if choice is None:
         choice = found.choices[key] = sparse_pays(x.device.type, what, found.density, x.shape[1], x.element_size(), current)
+        found.chosen(choice)
     return choice
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from gnnfast import words
 from gnnfast.config import settings
+from gnnfast.rendering import Table, as_html, percent, text
 
 _log = logging.getLogger("gnnfast")
 
@@ -20,9 +21,22 @@ class FallbackError(RuntimeError):
     """Raised instead of a fallback when ``GNNFAST_STRICT=1``."""
 
 
+FEW_NEW = 3  # calls on new graphs that are no more than a start
+
+
+class Note(NamedTuple):
+    """One answer to "why is my model not faster?": so many of a layer's calls, why, and what to do (empty: nothing)."""
+
+    layer: str
+    calls: int
+    of: int
+    why: str
+    advice: str
+
+
 @dataclass
 class Report:
-    """Counts since the last :meth:`clear`.
+    """Counts since the last :func:`clear_report`.
 
     Attributes:
         kernels: calls by (place, kernel, reason), where a place is such as ``"pyg GCNConv"``.
@@ -48,6 +62,7 @@ class Report:
         return {
             "kernels": [dict(zip(("place", "kernel", "reason"), k), calls=n) for k, n in sorted(self.kernels.items())],
             "fallbacks": [dict(zip(("place", "reason"), k), calls=n) for k, n in sorted(self.fallbacks.items())],
+            "notes": [note._asdict() for note in self.notes()],
             "patches": self.patches,
             "schedules": self.schedules,
             "sampled": dict(self.sampled),
@@ -55,36 +70,102 @@ class Report:
             "cache": self.cache,
         }
 
-    def __str__(self) -> str:
-        from rich.console import Console
-        from rich.table import Table
+    def calls(self) -> dict[str, Counter[str]]:
+        """Calls by layer and by kernel in words, without what is counted beside an aggregation."""
+        found: dict[str, Counter[str]] = {}
+        for (place, kernel, _), calls in sorted(self.kernels.items()):
+            if kernel not in words.PARTS:
+                found.setdefault(place, Counter())[words.kernel(kernel)] += calls
+        for (place, _), calls in sorted(self.fallbacks.items()):
+            found.setdefault(place, Counter())[f"{words.place(place)[1]}'s own operations"] += calls
+        return found
 
-        console = Console(width=120, force_terminal=False, record=True, file=io.StringIO())
-        for title, rows, columns in (
-            ("Kernels", self.kernels, ("place", "kernel", "reason", "calls")),
-            ("Fallbacks to the framework", self.fallbacks, ("place", "reason", "calls")),
-        ):
-            table = Table(*columns, title=title, title_justify="left")
-            for key, calls in sorted(rows.items()):
-                table.add_row(*key, str(calls))
-            if rows:
-                console.print(table)
-            else:
-                console.print(f"{title}: none")
+    def notes(self) -> list[Note]:
+        """Why layers are not faster, the most calls first."""
+        of = {place: sum(kernels.values()) for place, kernels in self.calls().items()}
+        found = [
+            Note(place, calls, of[place], f"left to {words.place(place)[1]}: {reason}", words.advice(reason))
+            for (place, reason), calls in self.fallbacks.items()
+        ]
+        small, converted, scattered = (self._by_place(reason) for reason in (words.SMALL, words.CONVERTED, words.SCATTERED))
+        for place, calls in small.items():
+            advice = "larger batches; gnnfast.capture for a step on a fixed graph on a GPU"
+            found.append(
+                Note(place, calls, of[place], "too small to gain: starting kernels takes longer than running them", advice)
+            )
+        for place, calls in converted.items():
+            if calls >= FEW_NEW and 2 * calls >= of[place]:
+                advice = "where the graph is the same, keep one edge_index tensor instead of making it again"
+                found.append(Note(place, calls, of[place], "the graph was new and was converted for one call", advice))
+        for place, calls in scattered.items():
+            if calls >= FEW_NEW and 2 * calls >= of[place]:
+                found.append(Note(place, calls, of[place], "the graph was new, and converting it would have cost more", ""))
+        return sorted(found, key=lambda note: (-note.calls, note))
+
+    def _by_place(self, reason: Any) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for (place, kernel, why), calls in self.kernels.items():
+            if kernel not in words.PARTS and reason.search(why):
+                found[place] += calls
+        return found
+
+    def headline(self) -> str:
+        """The whole in a sentence."""
+        total = sum(sum(kernels.values()) for kernels in self.calls().values())
+        if not total:
+            return "gnnfast: no message passing was seen since the report began"
+        left, small = sum(self.fallbacks.values()), sum(self._by_place(words.SMALL).values())
+        parts = [f"{percent(total - left - small, total)} on gnnfast's kernels"]
+        parts += [f"{percent(small, total)} too small to gain"] if small else []
+        parts += [f"{percent(left, total)} left to the framework"] if left else []
+        return f"gnnfast: {total:,} calls, {', '.join(parts)}"
+
+    def _lines(self) -> list[str]:
+        """What is no table, in sentences."""
+        found = []
         for made in self.schedules:
-            console.print(
+            found.append(
                 f"Locality schedule of {made['graph']}: {made['near_before']:.0%} -> {made['near_after']:.0%} of the edges near, "
                 f"{made['milliseconds']:.1f} ms in the background; {'in use' if made['used'] else 'not used: id order is as good'}"
             )
         if self.sampled:
             rate = self.sampled["draws"] / max(self.sampled["edges"], 1)
-            console.print(f"Sampling: {rate:.1%} of the edges of all sampled calls were taken; their results are approximate")
+            found.append(f"Sampling: {rate:.1%} of the edges of all sampled calls were taken; their results are approximate")
+        for reason in sorted({why.partition("not sampled: ")[2] for _, _, why in self.kernels} - {""}):
+            found.append(f"Not sampled: {reason}")
         for made in self.features:
-            console.print(f"Features {made['shape']} {made['dtype']}: density {made['density']:.2%}, {made['state']}")
-        console.print("Graph cache: " + ", ".join(f"{name} {value:,}" for name, value in self.cache.items()))
+            found.append(f"Features {made['shape']} {made['dtype']}: {made['density']:.2%} are not zero, {made['state']}")
+        if self.cache:
+            kept, looked = self.cache["bytes"], self.cache["hits"] + self.cache["misses"]
+            line = f"Graph cache: {self.cache['entries']:,} entries, {kept / 2**20:,.1f} MiB"
+            line += f", {percent(self.cache['hits'], looked)} of {looked:,} look-ups found" if looked else ""
+            dropped = self.cache["evictions"]
+            found.append(line + (f", {dropped:,} dropped for want of room (GNNFAST_CACHE_MB)" if dropped else ""))
         for framework, patches in self.patches.items():
-            console.print(f"{framework}: " + "; ".join(f"{name}: {state}" for name, state in patches.items()))
-        return console.export_text()
+            alone = {name: state for name, state in patches.items() if state != "patched"}
+            found.append(
+                f"{words.FRAMEWORKS.get(framework, framework)}: {len(patches) - len(alone)} of {len(patches)} functions patched"
+            )
+            found += [f"  {name} {state}" for name, state in alone.items()]
+        return found
+
+    def _tables(self) -> list[Table]:
+        ran = [(f"{n:,}", words.label(place), how) for place, kernels in self.calls().items() for how, n in kernels.most_common()]
+        why = []
+        for note in self.notes():
+            reason = f"{note.why}\n-> {note.advice}" if note.advice else note.why
+            why.append((f"{note.calls:,}", percent(note.calls, note.of), words.label(note.layer), reason))
+        return [
+            Table("What ran", ("calls", "layer", "how"), ran, ("calls",)),
+            Table("Why not faster", ("calls", "share", "layer", "reason"), why, ("calls", "share")),
+        ]
+
+    def __str__(self) -> str:
+        return text([self.headline()], self._tables(), self._lines())
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return as_html([self.headline()], self._tables(), self._lines())
 
     __repr__ = __str__
 
@@ -99,11 +180,31 @@ _calls: dict[tuple[str, str, str], itertools.count[int]] = {}
 _fallbacks: dict[tuple[str, str], itertools.count[int]] = {}
 
 
+def _log_call(place: str, kernel: str, reason: str) -> None:
+    if kernel:  # fallbacks are logged with "info" too
+        _emit(f"{place}: {kernel} ({reason})")
+
+
+# Called with place, kernel (empty: the framework's own path) and reason of each call: a profile's, and the log's.
+_watchers: list[Callable[[str, str, str], None]] = [_log_call] if _LOG == "debug" else []
+
+
+def watch(watcher: Callable[[str, str, str], None]) -> None:
+    """Has ``watcher(place, kernel, reason)`` told of each call until :func:`unwatch`; ``kernel`` is empty for a fallback."""
+    _watchers.append(watcher)
+
+
+def unwatch(watcher: Callable[[str, str, str], None]) -> None:
+    """Ends :func:`watch`."""
+    _watchers.remove(watcher)
+
+
 def ran(place: str, kernel: str, reason: str) -> None:
     """Counts a call that a kernel served."""
     _count(_calls, (place, kernel, reason))
-    if _LOG == "debug":
-        _emit(f"{place}: {kernel} ({reason})")
+    if _watchers:
+        for watcher in _watchers:
+            watcher(place, kernel, reason)
 
 
 def _count(counts: dict[Any, itertools.count[int]], key: tuple[str, ...]) -> bool:
@@ -158,6 +259,9 @@ def fell_back(place: str, reason: str) -> None:
     if current.strict:
         raise FallbackError(f"gnnfast would leave {place} to the framework: {reason} (GNNFAST_STRICT=1 makes this an error)")
     new = _count(_fallbacks, (place, reason))
+    if _watchers:
+        for watcher in _watchers:
+            watcher(place, "", reason)
     if _LOG != "off" and (new or _LOG == "debug"):
         _emit(f"{place} runs on the framework's own path: {reason}")
 
@@ -190,7 +294,10 @@ def _emit(message: str) -> None:
 
 
 def report() -> Report:
-    """What ran where, and why anything fell back, since the start or the last :func:`clear_report`. Print it.
+    """What ran where, why the rest is not faster, and what would make it so, since the start or the last :func:`clear_report`.
+
+    Print it (80 columns, no colours), leave it last in a notebook's cell, or take ``as_dict()``. Counts alone: shares of time are
+    what :func:`gnnfast.profile` measures.
 
     Example:
         >>> graph = gnnfast.Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import gnnfast
+from gnnfast.cli import main
 
 ELSEWHERE = tempfile.gettempdir()  # in a source tree its package, which has no libraries, would be found before the installed one
 
@@ -69,6 +70,29 @@ def test_run(tmp_path):
     assert _gnnfast("run", "-m", "script", "y", cwd=tmp_path).stdout == "7 ['y'] __main__\n"
     done = _gnnfast("run", str(tmp_path / "missing.py"))
     assert done.returncode == 2 and "there is no file" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_profile_of_a_script_shows_both_sides(tmp_path, capfd):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import sys, torch, gnnfast
+weight = torch.nn.Parameter(torch.rand(16, 16))
+optimizer = torch.optim.SGD([weight])
+for _ in range(int(sys.argv[1])):
+    torch.nn.functional.dropout(torch.rand(64, 16) @ weight).sum().backward()
+    optimizer.step()
+print("on" if gnnfast.is_enabled() else "off", 7)
+""")
+    assert main(["run", "--profile", str(script), "40"]) == 0
+    printed = capfd.readouterr().out
+    assert "  off 7\n" in printed and "  on 7\n" in printed
+    assert "Without gnnfast: of " in printed and "With gnnfast: of " in printed and "dropout" in printed
+    rows = [line.split() for line in printed.splitlines() if line.startswith(("ms a step", "peak MiB"))]
+    assert len(rows) == 2 and all(float(row[-3].replace(",", "")) > 0 and row[-1].endswith("x") for row in rows)
+    script.write_text("raise SystemExit(3)")
+    assert main(["run", "--profile", str(script)]) == 3
+    errors = capfd.readouterr().err
+    assert "without gnnfast ended with status 3" in errors and "Traceback" not in errors
 
 
 def test_a_users_traceback_is_the_users(tmp_path):

@@ -45,7 +45,7 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -
         try:
             return general.propagate(module, edge_index, size, kwargs, reason)
         except Unsupported as error:
-            reason = f"{reason}; {error}"
+            reason = reason if str(error) == reason else f"{reason}; {error}"
     fell_back(f"pyg {cls.__name__}", reason)
     return NotImplemented
 

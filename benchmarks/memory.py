@@ -1,0 +1,162 @@
+"""Peak memory of layers, forward and backward, with gnnfast off and on, and the largest graph that fits.
+
+    gnnfast bench memory                          peaks of each layer; on CUDA also the largest graph that fits
+    gnnfast bench memory --device cuda --limit 16 --out benchmarks/results/NAME
+
+Peaks are above what was there before the first call, which is counted with everything that gnnfast makes and keeps in it. On CUDA
+they are those of torch's allocator; on a CPU those of the resident memory of a process for each side (Linux). For the largest graph
+edges are doubled, 20 a node, until a step does not fit --limit GiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import torch
+
+import gnnfast
+
+from . import graphs, layers, tables, timing
+
+LAYERS = ("GCNConv", "SAGEConv", "GINConv", "GATConv", "GATv2Conv", "TransformerConv", "PNAConv")
+GRAPHS = {"cpu": "computers-size", "cuda": "arxiv-size"}
+WIDTH, AVERAGE_DEGREE, FIRST_EDGES, MOST_EDGES = 128, 20, 1 << 20, 1 << 31
+SIDES = ("off", "on")
+
+
+def prepared(name: str, edge_index: torch.Tensor, nodes: int) -> Any:
+    """A step of a layer: forward, backward, with a gradient for the features."""
+    torch.manual_seed(0)
+    device = edge_index.device
+    layer = layers.ALL[name](WIDTH, WIDTH).to(device)
+    x = torch.randn(nodes, WIDTH, device=device, requires_grad=True)
+    return lambda: layers.step(layer, x, edge_index)
+
+
+# ---- CPU: a process for each number ------------------------------------------------------------------------------------------
+def in_child(name: str, graph: str, side: str) -> float | str | None:
+    """The peak of one layer and side in GiB, or why there is none."""
+    command = [sys.executable, "-W", "ignore", "-m", "gnnfast", "bench", "memory", "--child", name, "--graph", graph]
+    package = os.path.dirname(os.path.dirname(os.path.abspath(gnnfast.__file__)))
+    paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), package]))
+    environment = os.environ | {"GNNFAST": str(int(side == "on")), "PYTHONPATH": paths}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        return timing.OUT_OF_MEMORY if done.returncode == -9 else (done.stderr.strip().splitlines() or ["failed"])[-1]
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def child(name: str, graph: str) -> float | str | None:
+    """What :func:`in_child` asks for, in that process."""
+    step = prepared(name, *graphs.made(graph, torch.device("cpu")))
+    try:
+        return timing.peak_rss_gib(step)
+    except Exception as error:
+        if timing.is_out_of_memory(error):
+            return timing.OUT_OF_MEMORY
+        raise
+
+
+# ---- CUDA --------------------------------------------------------------------------------------------------------------------
+def on_device(name: str, edge_index: torch.Tensor, nodes: int, side: str) -> float | str:
+    """The peak of one layer and side in GiB above the graph, features and parameters."""
+    (gnnfast.enable if side == "on" else gnnfast.disable)()
+    try:
+        timing.clear(edge_index.device)
+        step = prepared(name, edge_index, nodes)
+        return timing.peak_gib(step, torch.cuda.memory_allocated())
+    except torch.OutOfMemoryError:
+        return timing.OUT_OF_MEMORY
+    finally:
+        gnnfast.enable()
+
+
+def largest(name: str, device: torch.device, side: str, limit_gib: float) -> int:
+    """The most edges, of doublings, of which a step fits the limit; 0 if none does."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(limit_gib * 2**30 / total, 1.0), device)
+    fits, edges = 0, FIRST_EDGES
+    (gnnfast.enable if side == "on" else gnnfast.disable)()
+    try:
+        while edges < MOST_EDGES:
+            timing.clear(device)
+            nodes = edges // AVERAGE_DEGREE
+            edge_index = torch.randint(0, nodes, (2, edges), device=device)
+            step = prepared(name, edge_index, nodes)
+            step()
+            torch.cuda.synchronize()
+            fits, edges = edges, 2 * edges
+            del edge_index, step
+    except torch.OutOfMemoryError:
+        pass
+    finally:
+        gnnfast.enable()
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        timing.clear(device)
+    return fits
+
+
+# ---- a run -------------------------------------------------------------------------------------------------------------------
+def measure(name: str, graph: str, given: tuple[torch.Tensor, int] | None, limit_gib: float) -> tables.Row:
+    """A layer. ``given`` is the graph on CUDA."""
+    row: tables.Row = {"layer": name, "graph": graph, "width": WIDTH}
+    for side in SIDES:
+        row[f"{side} GiB"] = in_child(name, graph, side) if given is None else on_device(name, *given, side)
+    if all(isinstance(row[f"{side} GiB"], float) for side in SIDES):
+        row["off / on"] = row["off GiB"] / max(row["on GiB"], 1e-6)
+    if given is not None:
+        for side in SIDES:
+            row[f"{side} most edges"] = largest(name, given[0].device, side, limit_gib)
+    words = [f"{side} {tables.cell(row[f'{side} GiB'])} GiB" for side in SIDES]
+    words += [f"{side} up to {row[f'{side} most edges']:,} edges" for side in SIDES if f"{side} most edges" in row]
+    print(f"{name}: {', '.join(words)}", flush=True)
+    return row
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns 1 if a side failed otherwise than by want of memory."""
+    parser = argparse.ArgumentParser(
+        prog="gnnfast bench memory", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=tuple(GRAPHS), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--layers", nargs="+", choices=tuple(layers.ALL), default=LAYERS, metavar="NAME")
+    parser.add_argument("--graph", choices=tuple(graphs.OTHER_SIZES), help="of the peaks, in place of the device's")
+    parser.add_argument("--limit", type=float, default=16.0, metavar="GiB", help="for the largest graph that fits (16)")
+    parser.add_argument("--child", choices=tuple(layers.ALL), help=argparse.SUPPRESS)
+    tables.add_output(parser, chart=True)
+    options = parser.parse_args(arguments)
+    graph = options.graph or GRAPHS[options.device]
+    if options.child:
+        print(json.dumps(child(options.child, graph)))
+        return 0
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch sees no CUDA device")
+    device = torch.device(options.device)
+    given = graphs.made(graph, device) if device.type == "cuda" else None
+    rows = [measure(name, graph, given, options.limit) for name in options.layers]
+    title = f"Memory of PyG layers, forward and backward, on {device.type}"
+    if given is not None:
+        title += f"; the largest graph of {AVERAGE_DEGREE} edges a node within {options.limit:g} GiB"
+    record = tables.write(options, title, rows, device, {})
+    if options.out:
+        tables.save_with_chart(record, options.out, lambda path: draw(record, path))
+    return int(
+        any(isinstance(row[f"{side} GiB"], str) and row[f"{side} GiB"] != timing.OUT_OF_MEMORY for row in rows for side in SIDES)
+    )
+
+
+def draw(record: dict[str, Any], path: str) -> str:
+    """The chart of a record."""
+    from .plot import bars
+
+    rows = [row | {"model": row["layer"], "group": "peak memory"} for row in record["rows"]]
+    return bars(record | {"rows": rows}, path, "off / on", "memory without gnnfast / with")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

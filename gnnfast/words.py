@@ -1,0 +1,97 @@
+"""What counters mean, in words that users of PyG and DGL know: kernels, reasons, and what would make a call fast."""
+
+from __future__ import annotations
+
+import re
+
+FRAMEWORKS = {"pyg": "PyG", "dgl": "DGL"}
+
+# What a kernel's name in the counters stands for: the first pattern that matches the whole name.
+KERNELS = (
+    (r"gar dot", "dot product of each edge (CSR)"),
+    (r"gas dot", "dot product of each edge (COO)"),
+    (r"(?:linear and )?gar (\w+)(?: and linear)?", r"\1 over edges grouped by destination (CSR)"),
+    (r"(?:linear and )?gas (\w+)(?: and linear)?", r"\1 over edges as they come (COO)"),
+    (r"attention", "attention in one kernel, nothing per edge"),
+    (r"edge softmax", "softmax over the edges of each node"),
+    (r"sparse features (\w+)", r"\1 of features without their zeros"),
+    (r"sparse product", "linear layer on features without their zeros"),
+    (r"sampled (\w+)", r"\1 over a sample of the edges"),
+    (r"linear first", "linear layer before the aggregation"),
+    (r"gathers and reductions", "PyG's message() and aggregation, over gnnfast's gathers"),
+    (r"gathers and (\w+)", r"PyG's message(), gathered and reduced (\1) by gnnfast"),
+    (r"chunks of edges", "PyG's message(), in chunks that fit the memory"),
+    (r"edges (\w+)", r"\1 over rows of edges"),
+    (r"in parts", "attention in several kernels"),
+    (r"in one operation|remembered|remembered structure", "GCN normalisation"),
+    (r"on the host", "DGL on the host"),
+    (r"PyG's own", "PyG's own operations"),
+)
+# Counted beside the aggregation that they belong to.
+PARTS = ("linear first", "sparse product", "in one operation", "remembered", "remembered structure", "on the host", "in parts")
+
+SMALL = re.compile(r"too small to gain|a small graph that was not met before")  # left alone: the host decides
+CONVERTED = re.compile(r"converting pays|on a CPU converting costs less")  # this call made CSR of a graph first
+SCATTERED = re.compile(r"cheaper than converting so far|converting takes longer than scattering")  # a graph too new to convert
+
+# What a user can do about a reason: the first pattern that is found in it.
+ADVICE = (
+    (r"hooks are registered|global module hooks", "remove the hooks, or register them on the model rather than on the layer"),
+    (r"explainer is active", "nothing to do: explainers need PyG's own messages"),
+    (r"decomposed_layers", "leave decomposed_layers at 1: gnnfast makes no tensor per edge that would need it"),
+    (r"the adjacency is a", "pass edge_index [2, E], a torch.sparse matrix or a SparseTensor"),
+    (r"edge_index is computed within", "make edge_index an argument of the compiled function"),
+    (r"edge_index is torch\.|edge_index is .* of shape", "pass edge_index as [2, E] of int64 or int32"),
+    (r"is not contiguous", "call .contiguous() once, before training"),
+    (r"on different devices", "move features and edge_index to one device"),
+    (r"no kernels for device type", "gnnfast has kernels for cpu and cuda"),
+    (r"built without nvcc|build without CUDA|is not in the installed package|cannot be loaded", "run `gnnfast doctor`"),
+    (r"x has layout|x stores entries", "x.to_sparse_csr() before training"),
+    (r"captured", "run the step twice before it is captured"),
+    (r"torch\.func|forward-mode|TorchDispatchMode|TorchScript|ONNX|torch\.jit", "nothing to do: kernels cannot follow it"),
+    (r"attention within compiled code", "leave attention layers out of torch.compile on a GPU"),
+    (r"autocast is on", "leave attention layers out of torch.compile, or autocast off"),
+    (r"features are torch\.|is torch\.(float8|int|bool|complex)", "use float32, float64, float16 or bfloat16 features"),
+    (r"is overridden|overrides a method|is not the known one|is another than the layer's",
+     "inherit the method, or give message() as x_j or edge_weight * x_j"),
+    (r"cannot read the source", "define the class in a file"),
+    (r"sizes do not fit", "check the sizes of features, edge_index and size="),
+    (r"invalid input", "check the ids in edge_index: each must be below the number of nodes"),
+    (r"several edge types", "convert relations one at a time (dgl.to_homogeneous, or g[etype])"),
+    (r"torch\.compile is tracing", "leave the DGL model out of torch.compile"),
+    (r"only some edges take part", "give edge_softmax all edges"),
+    (r"op is |reduce is ", "gnnfast serves copy_u, u_mul_e and u_dot_v with sum, mean, max, min"),
+    (r"faster in DGL|slower than", "nothing to do: DGL is faster here"),
+    (r"weights of shape", "weights must be one an edge, or one an edge and head"),
+    (r"there is no kernel for heads so wide", "use narrower heads"),
+    (r"aggregation is|the layer aggregates something else", "sum, mean, max and min are served"),
+    (r"invalid|do not fit", "check the shapes that are passed"),
+)  # fmt: skip
+
+
+def place(name: str) -> tuple[str, str]:
+    """The layer and the framework of a counter's place: ``("GCNConv", "PyG")`` for ``"pyg GCNConv"``; none for gnnfast's own."""
+    first, _, rest = name.partition(" ")
+    return (rest, FRAMEWORKS[first]) if first in FRAMEWORKS else (name, "")
+
+
+def label(name: str) -> str:
+    """A counter's place as users read it: ``"GCNConv (PyG)"``."""
+    layer, framework = place(name)
+    return f"{layer} ({framework})" if framework else layer
+
+
+def kernel(name: str) -> str:
+    """A kernel's name in words."""
+    for pattern, words in KERNELS:
+        found = re.fullmatch(pattern, name)
+        if found:
+            text = found.expand(words)
+            before, after = name.startswith("linear and "), name.endswith(" and linear")
+            return ("linear layer, then " if before else "") + text + (", then linear layer" if after else "")
+    return name
+
+
+def advice(reason: str) -> str:
+    """What would make a call fast that was left to the framework for this reason; empty if nothing is known."""
+    return next((words for pattern, words in ADVICE if re.search(pattern, reason)), "")

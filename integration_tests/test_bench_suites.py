@@ -1,0 +1,237 @@
+"""``gnnfast bench``: whole models, memory, a user's script, the comparison of two result files, the page of many, and their tables."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+
+import gnnfast
+from gnnfast.cli import benchmarks, main
+
+pytest.importorskip("torch_geometric", reason="PyG is not installed")
+PACKAGE = benchmarks().__name__
+compare, memory, page, sampled, script, tables, timing, train = (
+    importlib.import_module(f"{PACKAGE}.{name}")
+    for name in ("compare", "memory", "page", "sampled", "script", "tables", "timing", "train")
+)
+needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+
+
+# ---- train -------------------------------------------------------------------------------------------------------------------
+def _train(tmp_path: Path, *arguments: str) -> tuple[int, dict]:
+    out = tmp_path / "train"
+    status = main(["bench", "train", "--quick", "--repeats", "1", "--out", str(out), *arguments])
+    return status, json.loads(out.with_suffix(".json").read_text())
+
+
+@pytest.mark.parametrize("framework", ["pyg", "dgl"])
+def test_models_are_trained_on_both_sides(framework: str, device, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    pytest.importorskip({"pyg": "torch_geometric", "dgl": "dgl"}[framework], reason="the framework is not installed")
+    status, record = _train(tmp_path, "--device", device.type, "--frameworks", framework, "--models", "GCN", "GAT")
+    assert status == 0 and [(r["group"][5:], r["model"]) for r in record["rows"]] == [
+        ("full", "GCN"), ("full", "GAT"), ("mini", "GCN"), ("mini", "GAT")
+    ]  # fmt: skip
+    for row in record["rows"]:
+        assert row["on ms"] > 0 and "failed" not in row
+        if "note" not in row:  # DGL on a GPU has no side without
+            assert row["off / on"] == row["off ms"] / row["on ms"] and row["loss differs by"] < 1e-3
+        assert ("on accuracy" in row) == ("full" in row["group"])
+    assert {"gnnfast", "torch", "device"} <= record["environment"].keys()
+    printed = capsys.readouterr().out
+    assert " GCN on tiny: " in printed and max(map(len, printed.splitlines())) < 130
+
+
+def test_a_wrong_side_fails_before_it_is_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    right = train.Trainer.step
+    monkeypatch.setattr(train.Trainer, "step", lambda self, batch: right(self, batch) * (1.01 if gnnfast.is_enabled() else 1))
+    status, record = _train(tmp_path, "--device", "cpu", "--frameworks", "pyg", "--models", "SAGE", "--batching", "full")
+    (row,) = record["rows"]
+    assert status == 1 and "losses differ by 0.01" in row["failed"] and "on ms" not in row
+
+
+def test_a_side_that_runs_out_of_memory_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    right = train.Trainer.step
+
+    def step(self, batch):
+        if not gnnfast.is_enabled():
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return right(self, batch)
+
+    monkeypatch.setattr(train.Trainer, "step", step)
+    status, record = _train(tmp_path, "--device", "cpu", "--frameworks", "pyg", "--models", "SAGE", "--batching", "full")
+    (row,) = record["rows"]
+    assert status == 0 and row["off ms"] == "out of memory" and row["on ms"] > 0 and "off / on" not in row
+
+
+def test_neighbours_are_edges_of_the_graph_and_local() -> None:
+    edge_index = torch.randint(0, 60, (2, 300), generator=torch.Generator().manual_seed(0))
+    task = sampled.Task(edge_index, torch.rand(60, 4), torch.arange(60) % 3)
+    neighbours, seeds = train.Neighbours(task, (3, 2)), torch.tensor([5, 0, 59])
+    known = set(map(tuple, edge_index.t().tolist()))
+    for seed in range(3):  # what a draw left behind would show in the next
+        nodes, edges = neighbours.draw(seeds, torch.Generator().manual_seed(seed))
+        assert torch.equal(nodes[:3], seeds) and nodes.unique().numel() == nodes.numel()
+        assert edges.min() >= 0 and edges.max() < nodes.numel()
+        assert set(map(tuple, nodes[edges].t().tolist())) <= known
+        assert int((edges[1] < 3).sum()) >= int(edge_index[1].bincount(minlength=60)[seeds].clamp(max=3).sum())
+
+
+# ---- memory ------------------------------------------------------------------------------------------------------------------
+def test_peaks_of_layers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    def in_this_process(name: str, graph: str, side: str) -> float | str | None:
+        (gnnfast.enable if side == "on" else gnnfast.disable)()
+        try:
+            return memory.child(name, graph)
+        finally:
+            gnnfast.enable()
+
+    alone = memory.in_child("GCNConv", "tiny", "on")
+    assert isinstance(alone, float) and 0 <= alone < 1
+    monkeypatch.setattr(memory, "in_child", in_this_process)
+    out = tmp_path / "memory"
+    arguments = ["--device", "cpu", "--layers", "GCNConv", "--graph", "computers-size", "--out", str(out)]
+    assert main(["bench", "memory", *arguments]) == 0
+    (row,) = json.loads(out.with_suffix(".json").read_text())["rows"]
+    assert row["off GiB"] > row["on GiB"] > 0  # 250 MB of messages
+    assert "GCNConv: off " in capsys.readouterr().out
+
+
+def test_the_largest_graph_that_fits(device) -> None:
+    if device.type != "cuda":
+        pytest.skip("on a CPU nothing limits a process to a part of the memory")
+    off, on = (memory.largest("GCNConv", device, side, 4.0) for side in ("off", "on"))
+    assert on >= off > 0 and gnnfast.is_enabled()
+
+
+# ---- a script ----------------------------------------------------------------------------------------------------------------
+def test_a_script_runs_on_both_sides(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("import sys, os\nprint('accuracy', 0.7 if os.environ['GNNFAST'] == '1' else 0.6, sys.argv[1:])\n")
+    assert main(["bench", "--script", str(file), "--epochs", "3"]) == 0
+    printed = capfd.readouterr().out
+    assert "printed without: accuracy 0.6 ['--epochs', '3']" in printed and "printed with:    accuracy 0.7" in printed
+    assert "seconds in all" in printed and "peak MiB (process)" in printed
+
+
+def test_lines_that_differ_in_numbers() -> None:
+    from gnnfast.sides import changed_numbers
+
+    assert changed_numbers(["a 1", "b 2.5"], ["a 1", "b 2.6"]) == [("b 2.5", "b 2.6")]
+    assert changed_numbers(["one 1"], ["another thing 2"]) == [] and changed_numbers(["a 1"], ["a 1", "b 2"]) == []
+
+
+# ---- compare -----------------------------------------------------------------------------------------------------------------
+def _record(path: Path, **row: object) -> str:
+    rows = [{"group": "g", "model": "GCN", "edges": 10, "off ms": 10.0, "off spread": 0.02, "on ms": 2.0, "on spread": 0.02} | row]
+    path.write_text(json.dumps({"title": "t", "environment": {"device": "d"}, "summary": [], "rows": rows}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("new", "status", "said"),
+    [
+        ({}, 0, "no regression"),
+        ({"on ms": 2.09}, 0, "no regression"),  # below a twentieth
+        ({"on ms": 2.2}, 1, "Regressions"),
+        ({"on ms": 2.2, "on spread": 0.3}, 0, "no regression"),  # noise
+        ({"off ms": 20.0}, 0, "what is not gnnfast's takes 2.00 times as long"),
+        ({"on ms": 1.0}, 0, "Improvements"),
+        ({"on ms": "out of memory"}, 1, "on ms was 2, is out of memory"),
+        ({"failed": "losses differ"}, 1, "failed: "),
+    ],
+)
+def test_two_results(new: dict, status: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    old, other = _record(tmp_path / "old.json"), _record(tmp_path / "new.json", **new)
+    assert main(["bench", "compare", old, other]) == status
+    assert said in capsys.readouterr().out
+
+
+def test_results_that_have_nothing_in_common(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    old = _record(tmp_path / "old.json")
+    for other, said in (
+        (_record(tmp_path / "new.json", model="GAT"), "no measurement in common"),
+        (str(tmp_path / "absent.json"), "absent.json"),
+    ):
+        with pytest.raises(SystemExit) as error:
+            main(["bench", "compare", old, other])
+        assert error.value.code == 2 and said in capsys.readouterr().err
+
+
+# ---- page --------------------------------------------------------------------------------------------------------------------
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.references: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.ids += [value for name, value in attrs if name == "id"]
+        self.references += [value for name, value in attrs if name in ("href", "src", "xlink:href")]
+
+
+def test_a_page_of_all_results(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    drawn = '<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"><defs><path id="m1"/></defs><use href="#m1"/></svg>'
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        _record(tmp_path / name / "train.json", model="<script>alert(1)</script>")
+        (tmp_path / name / "train.svg").write_text(drawn)
+    (tmp_path / "other.json").write_text("[1]")
+    assert main(["bench", "page", str(tmp_path)]) == 0
+    assert "2 result files" in capsys.readouterr().out
+    text = (tmp_path / "index.html").read_text()
+    found = _Tags()
+    found.feed(text)
+    assert text.count("<svg") == 2 and "<?xml" not in text and "<script>" not in text and "&lt;script&gt;" in text
+    assert len(found.ids) == len(set(found.ids)) and {f"#{i}" for i in found.ids} == set(found.references)  # nothing from elsewhere
+    with pytest.raises(SystemExit):
+        main(["bench", "page", str(tmp_path / "a" / "none")])
+
+
+def test_the_committed_results_make_a_page() -> None:
+    folder = Path(__file__).parents[1] / "benchmarks" / "results" / "h200-2026-11-21"
+    if not folder.is_dir():
+        pytest.skip("results are part of the repository, not of the package")
+    text, count = page.page(folder, "all")
+    found = _Tags()
+    found.feed(text)
+    assert count == 5 and text.count("<svg") > 3 and len(found.ids) == len(set(found.ids))
+    assert not re.findall(r'(?:src|href)="https?:', re.sub(r"xmlns(:\w+)?=", "", text))
+
+
+# ---- tables ------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_tables_fit_the_terminal(width: int) -> None:
+    rows = [{"model": f"model {i}", "graph": "one"} | {f"column {c} ms": 1000.0 * c + i for c in range(12)} for i in range(3)]
+    text = tables.terminal({"title": "t", "environment": {"device": "d"}, "rows": rows, "summary": {}}, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("model 2") >= (1 if width == 200 else 2) and "graph one" in text  # what is the same stands above
+    for c in range(12):
+        assert tables.cell(1000.0 * c + 2) in text
+    assert "|" not in text and "| model 2 |" in tables.markdown({"title": "t", "environment": {}, "rows": rows, "summary": {}})
+
+
+def test_a_noisy_machine_is_named() -> None:
+    assert tables.noise([{"on spread": 0.02}, {"on spread": 0.04}]) == "" == tables.noise([{"on ms": 1.0}])
+    assert "vary by more than 30%" in tables.noise([{"on spread": 0.3}] * 3)
+
+
+def test_medians_have_spreads() -> None:
+    assert timing.Sample.of([1.0, 2.0, 3.0]) == (2.0, 1.0)
+    assert timing.Sample.of([10.0] * 8 + [100.0]) == (10.0, 0.0)  # one outlier is none
+
+
+@needs_matplotlib
+def test_charts_of_sampling_are_drawn_again(tmp_path: Path) -> None:
+    exact = {"graph": "g", "model": "GCN", "strategy": "off", "S": None, "accuracy": 0.8, "ms": 4.0}
+    rows = [exact] + [exact | {"strategy": "random", "S": s, "ms": 1.0, "accuracy": 0.79} for s in (64, 16)]
+    (tmp_path / "r.json").write_text(json.dumps({"title": "t", "environment": {}, "summary": {}, "rows": rows}))
+    assert main(["bench", "sampled", "--from", str(tmp_path / "r.json")]) == 0
+    drawn = (tmp_path / "r.svg").read_text()
+    assert "edges a node, at most" in drawn and "random" in drawn and "times as fast" in drawn

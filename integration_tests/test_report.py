@@ -1,0 +1,158 @@
+"""``gnnfast.report()`` says why a model is not faster, ``gnnfast.profile()`` where the time goes."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+
+import gnnfast
+from gnnfast import Graph, reporting, words
+from gnnfast.rendering import percent
+
+pyg = pytest.importorskip("torch_geometric.nn", reason="PyG is not installed")
+ESCAPE = re.compile("\x1b")
+
+
+def _fits(text: str) -> None:
+    assert max(map(len, text.splitlines())) <= 80 and not ESCAPE.search(text)
+
+
+def _edges(nodes: int, edges: int, device: torch.device) -> torch.Tensor:
+    return torch.randint(0, nodes, (2, edges), device=device)
+
+
+def test_a_served_model(device):
+    conv, edge_index, x = pyg.GCNConv(8, 4).to(device), _edges(50, 400, device), torch.rand(50, 8, device=device)
+    with gnnfast.override(kernel="gar"):
+        for _ in range(4):
+            conv(x, edge_index)
+    report = gnnfast.report()
+    text = str(report)
+    _fits(text)
+    assert "gnnfast: 4 calls, 100% on gnnfast's kernels" in text and "GCNConv (PyG)" in text
+    assert "sum over edges grouped by destination (CSR)" in " ".join(text.split()) and "Graph cache: " in text
+    assert "Why not faster" not in text and report.notes() == []
+
+
+def test_fallbacks_say_what_would_help(device):
+    conv, edge_index, x = pyg.SAGEConv(8, 4).to(device), _edges(50, 400, device), torch.rand(50, 8, device=device)
+    conv(x, edge_index)
+    conv.register_propagate_forward_hook(lambda *_: None)
+    conv(x, edge_index)
+    (note,) = gnnfast.report().notes()
+    assert (note.layer, note.calls, note.of) == ("pyg SAGEConv", 1, 2)
+    assert "hooks are registered on message passing" in note.why and "remove the hooks" in note.advice
+    text = str(gnnfast.report())
+    _fits(text)
+    assert "50%" in text and "-> remove the hooks" in text
+
+
+def test_graphs_that_are_new_in_each_call(device, converts_at_once):
+    conv, x = pyg.SAGEConv(8, 4).to(device).eval(), torch.rand(50, 8, device=device)
+    for _ in range(5):
+        conv(x, _edges(50, 400, device))
+    (note,) = (n for n in gnnfast.report().notes() if "converted for one call" in n.why)
+    assert note.calls == note.of == 5 and "edge_index" in note.advice
+    gnnfast.clear_report()
+    edge_index = _edges(50, 400, device)
+    for _ in range(5):
+        conv(x, edge_index)
+    assert gnnfast.report().notes() == []
+
+
+def test_too_small_to_gain():
+    reporting.ran("pyg GINConv", "PyG's own", "too small to gain: its operations alone")
+    reporting.ran("pyg GINConv", "gar sum", "CSR exists")
+    report = gnnfast.report()
+    (note,) = report.notes()
+    assert note.calls == 1 and note.of == 2 and note.why.startswith("too small to gain")
+    assert "50% on gnnfast's kernels, 50% too small to gain" in report.headline()
+
+
+def test_features_that_stay_dense_say_why():
+    conv, edge_index, x = pyg.GCNConv(600, 4), _edges(500, 3000, torch.device("cpu")), torch.rand(500, 600)
+    for _ in range(4):
+        conv(x, edge_index)
+    assert "100.00% are not zero, dense: density 100.00%, not below" in " ".join(str(gnnfast.report()).split())
+
+
+def test_long_names_and_reasons_fit_and_are_escaped():
+    reporting.fell_back(f"pyg {'Long' * 30}<script>", f"{'word ' * 60}<b>&")
+    report = gnnfast.report()
+    _fits(str(report))
+    page = report._repr_html_()
+    assert "<script>" not in page and "&lt;script&gt;" in page and "&lt;b&gt;&amp;" in page
+
+
+def test_keys_are_stable():
+    gnnfast.spmm(Graph.from_edge_index(torch.tensor([[0], [1]]), 2), torch.ones(2, 3))
+    found = json.loads(json.dumps(gnnfast.report().as_dict()))
+    assert list(found) == ["kernels", "fallbacks", "notes", "patches", "schedules", "sampled", "features", "cache"]
+    assert found["kernels"][0] == {"place": "gnnfast.spmm", "kernel": "gar sum", "calls": 1} | {
+        "reason": found["kernels"][0]["reason"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "shown"), [(0, 5, "0%"), (1, 999, "1%"), (998, 999, "99%"), (5, 5, "100%"), (0, 0, "0%")]
+)
+def test_shares_are_never_rounded_to_none_or_all(part, whole, shown):
+    assert percent(part, whole) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gar sum", "sum over edges grouped by destination (CSR)"),
+        ("gas mean", "mean over edges as they come (COO)"),
+        ("linear and gar sum", "linear layer, then sum over edges grouped by destination (CSR)"),
+        ("gar mean and linear", "mean over edges grouped by destination (CSR), then linear layer"),
+        ("gas dot", "dot product of each edge (COO)"),
+        ("gathers and reductions", "PyG's message() and aggregation, over gnnfast's gathers"),
+        ("something new", "something new"),
+    ],
+)
+def test_kernels_in_words(name, said):
+    assert words.kernel(name) == said
+
+
+# ---- profiles ------------------------------------------------------------------------------------------------------------------
+def test_a_profile_tells_gnnfast_from_the_rest(device):
+    edge_index, x = _edges(2000, 40000, device), torch.rand(2000, 64, device=device)
+    conv = pyg.GCNConv(64, 64).to(device)
+    optimizer = torch.optim.Adam(conv.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.dropout(conv(x, edge_index)).square().mean().backward()
+        optimizer.step()
+
+    step()
+    with gnnfast.profile() as found:
+        for _ in range(3):
+            step()
+    names = {row.name: row for row in found.operations}
+    assert found.steps == 3
+    assert names["gnnfast: spmm"].host_ms > 0 and "dropout" in names and "optimiser (Adam)" in names
+    assert "bernoulli_" not in names  # a part of dropout
+    (site,) = (s for s in found.sites if s.kernel not in words.PARTS)
+    assert site.layer == "pyg GCNConv" and site.calls == 3 and site.site.startswith("test_report.py:")
+    covered = sum(row.host_ms for row in found.operations)
+    assert covered == pytest.approx(found.wall_ms, rel=0.3) or device.type == "cuda"  # there the backward pass has its own thread
+    assert (found.device_ms > 0) == (device.type == "cuda")
+    text = str(found)
+    _fits(text)
+    assert "a step" in text and "dropout" in text and "Calls by line" in text
+    assert json.dumps(found.as_dict()) and "<table" in found._repr_html_()
+
+
+def test_a_profile_ends_with_its_block():
+    with pytest.raises(ValueError, match="mine"), gnnfast.profile():
+        raise ValueError("mine")
+    with gnnfast.profile() as found:
+        pass
+    reporting.ran("pyg GCNConv", "gar sum", "CSR exists")
+    assert found.sites == [] and not reporting._watchers
