@@ -142,7 +142,7 @@ class _Parts:
         shape = ("edge_weight", "view") if weighted else (None, "plain")
         if self.verdict.update is not None or self.verdict.reduce not in LINEAR or message.feature != "x" or message[1:3] != shape:
             raise Unsupported("the layer aggregates something else")
-        if not _plain(self.lin) or not (self.root is None or isinstance(self.root, torch.nn.Module)):
+        if not is_product(self.lin) or not (self.root is None or isinstance(self.root, torch.nn.Module)):
             raise Unsupported("its linear layer is more than a product")
         if form.bias and self.lin._parameters.get("bias") is not None:
             raise Unsupported("it has two biases")
@@ -268,7 +268,7 @@ def _in_one(module: Any, call: _Call, first: bool) -> Tensor | None:
     if bias is not None and bias.shape != lin_weight.shape[:1]:
         return None
     if root is not None:
-        if not _plain(root):
+        if not is_product(root):
             return None
         root_weight = root._parameters.get("weight")
         if root._parameters.get("bias") is not None or not _fits(x_dst, root_weight, None) or x_dst.dtype != dtype:
@@ -507,7 +507,7 @@ def _is_cheaper_first(module: Any, call: _Call) -> bool:
     return True
 
 
-def _plain(lin: Any) -> bool:
+def is_product(lin: Any) -> bool:
     """Whether calling ``lin`` is a product and a bias and nothing else."""
     own = lin.__dict__
     return is_linear(type(lin)) and "forward" not in own and "_call_impl" not in own and not any(module_hooks(own))

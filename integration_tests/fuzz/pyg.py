@@ -107,6 +107,16 @@ def pyg_layer(r: random.Random) -> tuple[str, Any]:
         "GATv2Conv": lambda: nn.GATv2Conv(F, 3, heads=2, add_self_loops=yes(), share_weights=yes()),
         "TransformerConv": lambda: nn.TransformerConv(F, 3, heads=2, beta=yes(), bias=yes(), dropout=r.choice([0.0, 0.5])),
         "AGNNConv": lambda: nn.AGNNConv(add_self_loops=yes()),
+        "PNAConv": lambda: nn.PNAConv(
+            F,
+            4,
+            r.sample(["mean", "min", "max", "std", "var", "sum"], 3),
+            ["identity", "amplification"],
+            torch.tensor([1, 2, 3]),
+            towers=2,
+            divide_input=yes(),
+            flow=flow,
+        ),
         "ResGatedGraphConv": lambda: nn.ResGatedGraphConv(F, F),
         **{name: (lambda c=c: c(aggr=aggr, flow=flow)) for name, c in user_classes().items()},
     }
