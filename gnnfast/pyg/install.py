@@ -16,7 +16,14 @@ from typing import Any
 from gnnfast import reporting
 from gnnfast.patching import Patches, Unknown, fingerprint
 from gnnfast.pyg import known
-from gnnfast.pyg.attention import make_gat_conv, make_gatv2_conv, make_softmax, make_transformer_conv
+from gnnfast.pyg.attention import (
+    make_agnn_conv,
+    make_fa_conv,
+    make_gat_conv,
+    make_gatv2_conv,
+    make_softmax,
+    make_transformer_conv,
+)
 from gnnfast.pyg.general import make_scatter
 from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG, make_gin_conv, make_layer, make_linear
 from gnnfast.pyg.loops import make_add_self_loops, make_remove_self_loops
@@ -55,6 +62,8 @@ PATCHES = (
         ("859882cb176f", "cec5b0ba3f3d"),
         make_transformer_conv,
     ),
+    Patch("torch_geometric.nn.conv.agnn_conv", "AGNNConv.forward", ("b51586782809",), make_agnn_conv),
+    Patch("torch_geometric.nn.conv.fa_conv", "FAConv.forward", ("9270252c59a1", "e1c5a80469ec"), make_fa_conv),
     Patch("torch_geometric.nn.conv.gin_conv", "GINConv.forward", ("23e50bb1714e",), make_gin_conv),
     Patch("torch_geometric.nn.conv.graph_conv", "GraphConv.forward", ("a5a154f3a5b6",), make_layer(GRAPH)),
     Patch("torch_geometric.nn.conv.pna_conv", "PNAConv.forward", ("cb44563fb49f",), make_pna_conv),

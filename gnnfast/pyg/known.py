@@ -28,6 +28,7 @@ _UTILS = "torch_geometric.utils."
 _GAT, _GATV2 = "torch_geometric.nn.conv.gat_conv", "torch_geometric.nn.conv.gatv2_conv"
 _TRANSFORMER = "torch_geometric.nn.conv.transformer_conv"
 _GIN = "torch_geometric.nn.conv.gin_conv"
+_AGNN, _FA = "torch_geometric.nn.conv.agnn_conv", "torch_geometric.nn.conv.fa_conv"
 _AGGR = "torch_geometric.nn.aggr."
 
 # Fingerprints of the source in the releases it was studied in (2.6.0 to 2.8.1), by module and name.
@@ -59,6 +60,8 @@ FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
     (_GATV2, "GATv2Conv.edge_update"): ("abb0d54e5eec",),
     (_TRANSFORMER, "TransformerConv.message"): ("4d5a63506fac",),
     (_GIN, "GINEConv.message"): ("8a16fb11694a",),
+    (_AGNN, "AGNNConv.message"): ("111264f6a448",),
+    (_FA, "FAConv.message"): ("10c26da6080e",),
     ("torch_geometric.nn.conv.pna_conv", "PNAConv.message"): ("fd1242bfa284",),
     (_AGGR + "scaler", "DegreeScalerAggregation.forward"): ("ba680a604c30",),
     (_AGGR + "multi", "MultiAggregation.forward"): ("0faaf629ecd2",),
@@ -97,6 +100,7 @@ _IN = {
     _GAT: ("softmax", "remove_self_loops", "add_self_loops"),
     _GATV2: ("softmax", "remove_self_loops", "add_self_loops"),
     _TRANSFORMER: ("softmax",),
+    _AGNN: ("softmax", "remove_self_loops", "add_self_loops"),
 }
 _BY_SOFTMAX = (
     (_UTILS + "_softmax", "scatter", (_UTILS + "_scatter", "scatter")),
@@ -282,7 +286,7 @@ def replaced_in_attention(cls: type) -> str:
         where = cls.__module__
         if where not in _IN:
             return "the layer's module"
-        replaced = _attention(where).verdict() or (_edge_update(cls).verdict(cls) if where != _TRANSFORMER else "")
+        replaced = _attention(where).verdict() or (_edge_update(cls).verdict(cls) if where in (_GAT, _GATV2) else "")
     except AttributeError:
         replaced = "a function"
     return f"{replaced} is not the known one" if replaced else ""
