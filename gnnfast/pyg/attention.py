@@ -22,8 +22,8 @@ from gnnfast.dispatch.several import degrees
 from gnnfast.graph import Graph
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.patching import class_of, is_dispatched
-from gnnfast.pyg import guards
-from gnnfast.pyg.adjacency import graph_of, key_of
+from gnnfast.pyg import bounded, guards
+from gnnfast.pyg.adjacency import graph_of, incidence_of, key_of
 from gnnfast.pyg.known import replaced_in_attention, replaced_in_layer, replaced_in_softmax
 from gnnfast.pyg.layers import REORDERED, is_product, normalise
 from gnnfast.pyg.loops import kept_edges, with_self_loops
@@ -52,12 +52,12 @@ def _make_conv(parts: Parts) -> Callable[[FunctionType], Callable[..., Any]]:
                 graph, looped = _graph(module, pair, edge_index, bool(weights) or edge_attr is not None)
                 # Made before PyG's own parts run, so that nothing of a layer runs twice.
                 graph.args(csc=torch.is_grad_enabled())
+                given = None if edge_attr is None else _of_edges(parts, module, edge_index, edge_attr, graph)
             except Unsupported as error:
                 ran(place, "in parts", str(error))  # which say themselves how they ran
                 return NotImplemented
             except (IndexError, ValueError):  # PyG raises its own
                 return NotImplemented
-            given = None if edge_attr is None else OfEdges(edge_index, edge_attr)
             return parts.forward(module, x, pair, graph, looped, given, weights, place)
 
         return attention_conv
@@ -80,10 +80,12 @@ def is_first_and_small(module: Any, edge_index: Any) -> bool:
 
 
 class OfEdges(NamedTuple):
-    """What a user gave for each edge: its ends and its features."""
+    """What a user gave for each edge, its ends and its features, and what of its graph is needed to use them: the ids of edges that
+    are no self loops in a layer that adds these; in TransformerConv the graph from edges to where they end."""
 
     edge_index: Tensor
     attr: Tensor
+    found: Any = None
 
 
 class Parts(NamedTuple):
@@ -116,7 +118,9 @@ def _check(known: Any, parts: Parts, module: Any, pair: Any, edge_index: Any, ed
             raise Unsupported("edge features of a layer that takes none")
         if guards.operand("edge_attr", edge_attr) or edge_attr.shape[:1] != edge_index.shape[1:]:
             raise Unsupported("edge_attr does not fit")
-        if own["add_self_loops"] and (pair[0].shape[0] < pair[1].shape[0] or not _has_linear_scores(module, edge_attr, like)):
+        if parts.message is DOT_ATTENTION:
+            _check_edge_rows(module, edge_attr, like)
+        elif own["add_self_loops"] and (pair[0].shape[0] < pair[1].shape[0] or not _has_linear_scores(module, edge_attr, like)):
             raise Unsupported("edge features of self loops that are added, in a layer that is not linear in them")
 
 
@@ -140,17 +144,35 @@ def _check_tensors(pair: Any, like: Any, edge_index: Any) -> None:
         raise Unsupported("an option is not served")
 
 
+def _is_edge_product(module: Any, edge_attr: Tensor, like: Tensor) -> bool:
+    """Whether a layer multiplies the features of edges ``[E, D]`` with a matrix, and rounding in another order does not show."""
+    lin = module.lin_edge
+    if not is_product(lin) or lin.bias is not None or guards.operand("weight", lin.weight) or like.dtype not in REORDERED:
+        return False
+    if edge_attr.dim() != 2 or lin.weight.shape != (module.heads * module.out_channels, edge_attr.shape[1]):
+        return False
+    return all(t.dtype is like.dtype and t.device == like.device for t in (edge_attr, lin.weight))
+
+
 def _has_linear_scores(module: Any, edge_attr: Tensor, like: Tensor) -> bool:
-    """Whether the scores of edges are a product of their features, in which rounding in another order does not show."""
-    lin, att = module.lin_edge, module.att_edge
-    if not is_product(lin) or lin.bias is not None or guards.operand("att_edge", att) or guards.operand("weight", lin.weight):
+    """Whether the scores of edges in GATConv are such a product with its attention."""
+    att = module.att_edge
+    if guards.operand("att_edge", att) or att.shape != (1, module.heads, module.out_channels) or att.dtype is not like.dtype:
         return False
-    width = edge_attr.shape[1] if edge_attr.dim() == 2 else 1
-    if edge_attr.dim() not in (1, 2) or like.dtype not in REORDERED:
-        return False
-    if lin.weight.shape != (module.heads * module.out_channels, width) or att.shape != (1, module.heads, module.out_channels):
-        return False
-    return all(t.dtype is like.dtype and t.device == like.device for t in (edge_attr, lin.weight, att))
+    return _is_edge_product(module, edge_attr if edge_attr.dim() > 1 else edge_attr.unsqueeze(-1), like)
+
+
+def _check_edge_rows(module: Any, edge_attr: Tensor, like: Tensor) -> None:
+    """Raises Unsupported if edge features that are added to keys and values are not products, or nothing is gained."""
+    if not _is_edge_product(module, edge_attr, like):
+        raise Unsupported("edge features are no products of 32 bits")
+    edges_of, row_bytes, current = edge_attr.shape[0], module.heads * module.out_channels * like.element_size(), settings()
+    if current.sample != "off" or current.kernel == "sampled":
+        raise Unsupported("an option is not served")
+    if like.is_cuda and cannot_win(edges_of, row_bytes, torch.is_grad_enabled(), current):
+        raise Unsupported("too small to gain with edge features")
+    if bounded.may_not_fit(edges_of, row_bytes, like.device):
+        raise Unsupported("rows of edge features may not fit")
 
 
 def check_layer(known: Any, parts: Parts, module: Any) -> None:
@@ -203,6 +225,15 @@ def looped_graph(edge_index: Tensor, num_src: int, num_dst: int, listed: bool) -
     else:
         found = cache.get((edge_index,), key, lambda: made(edge_index, *key[1:]))
     return (graph_of(found, num_src, num_dst, True), found) if listed else (found, edge_index)
+
+
+def _of_edges(parts: Parts, module: Any, edge_index: Tensor, edge_attr: Tensor, graph: Graph) -> OfEdges:
+    """Edge features and what they are used with. Raises Unsupported."""
+    if parts.message is not DOT_ATTENTION:
+        return OfEdges(edge_index, edge_attr, kept_edges(edge_index) if module.add_self_loops else None)
+    found = incidence_of(edge_index, graph)
+    found.args(csc=torch.is_grad_enabled())
+    return OfEdges(edge_index, edge_attr, found)
 
 
 def gat_operands(module: Any, x: Any, pair: Any) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]:
@@ -272,7 +303,7 @@ def _edge_scores(module: Any, given: OfEdges, graph: Any, looped: Tensor) -> Ten
     weight = (module.lin_edge.weight.view(module.heads, module.out_channels, -1) * module.att_edge.view(module.heads, -1, 1)).sum(1)
     if not module.add_self_loops:
         return torch.nn.functional.linear(attr, weight)
-    kept, nodes = kept_edges(given.edge_index), min(graph.num_src, graph.num_dst)
+    kept, nodes = given.found, min(graph.num_src, graph.num_dst)
     if module.fill_value != "mean":
         from torch_geometric.utils.loop import compute_loop_attr
 
@@ -318,16 +349,38 @@ def _transformer(
     query, key, value = module.lin_query(pair[1]), module.lin_key(pair[0]), module.lin_value(pair[0])
     shape, rows = heads * width, (graph.num_dst, graph.num_src, graph.num_src)
     alpha = None
-    if all(_is_plain(t, (n, shape), pair[0]) for n, t in zip(rows, (query, key, value))):
+    fits = all(_is_plain(t, (n, shape), pair[0]) for n, t in zip(rows, (query, key, value)))
+    if fits and given is not None:
+        out, fused = _of_edges_too(module, query, key, value, graph, given, place), False
+    elif fits:
         out, alpha = execute.dot_attention(
             graph, query, key, value, heads, 1 / math.sqrt(width), _dropout(module), place=place, training=module.training
         )
         fused = alpha is None
     else:
         parts = {"query": query, "key": key, "value": value}
-        out = module.propagate(looped, **{name: t.view(-1, heads, width) for name, t in parts.items()}, edge_attr=None)
+        edge_attr = None if given is None else given.attr
+        out = module.propagate(looped, **{name: t.view(-1, heads, width) for name, t in parts.items()}, edge_attr=edge_attr)
         module._alpha, fused = None, False
     return finish_transformer(module, out, pair[1], fused)
+
+
+def _of_edges_too(module: Any, query: Tensor, key: Tensor, value: Tensor, graph: Any, given: OfEdges, place: str) -> Tensor:
+    """Attention whose edges have features that are added to keys and values: scores and sums of edges' own, beside those of nodes.
+    Narrow features are not multiplied: queries are, and their sums."""
+    heads, width, lin = module.heads, module.out_channels, module.lin_edge
+    of_edges: Graph = given.found
+    narrow = given.attr.shape[1] <= width
+    weight = lin.weight.view(heads, width, -1)  # [H, C, D]
+    rows = given.attr.repeat(1, heads) if narrow else lin(given.attr)
+    asked = torch.einsum("nhc,hcd->nhd", query.view(-1, heads, width), weight).flatten(1) if narrow else query
+    score = execute.dot(graph, query, key, heads, place) + execute.dot(of_edges, asked.contiguous(), rows, heads, place)
+    alpha = _dropped(module, softmax(graph, score / math.sqrt(width), place=place))
+    how: Any = dict(place=place, training=module.training)
+    of_rows = execute.aggregate(of_edges, rows, alpha, "sum", **how)
+    if narrow:
+        of_rows = torch.einsum("nhd,hcd->nhc", of_rows.view(-1, heads, weight.shape[2]), weight).flatten(1)
+    return execute.aggregate(graph, value, alpha, "sum", **how) + of_rows
 
 
 def finish_transformer(module: Any, out: Tensor, x_dst: Tensor, fused: bool) -> Tensor:
@@ -351,7 +404,7 @@ def _as_pyg_lists(module: Any, rows: tuple[int, int], looped: Tensor, given: OfE
         return with_self_loops(looped, min(rows)), None
     from torch_geometric.utils import add_self_loops, remove_self_loops
 
-    return add_self_loops(*remove_self_loops(*given), fill_value=module.fill_value, num_nodes=min(rows))  # type: ignore[no-any-return]
+    return add_self_loops(*remove_self_loops(given.edge_index, given.attr), fill_value=module.fill_value, num_nodes=min(rows))  # type: ignore[no-any-return]
 
 
 def _dropout(module: Any) -> float:
@@ -392,7 +445,9 @@ GAT = Parts(
     _ALPHA, "att_src", (("lin",), ("lin_src", "lin_dst")), _gat, takes_size=True, serves_weights=True, serves_edge_features=True
 )
 GATV2 = Parts(_ALPHA, "att", (("lin_l", "lin_r"),), _gatv2)
-TRANSFORMER = Parts(DOT_ATTENTION, None, (("lin_query", "lin_key", "lin_value", "lin_skip"),), _transformer)
+TRANSFORMER = Parts(
+    DOT_ATTENTION, None, (("lin_query", "lin_key", "lin_value", "lin_skip"),), _transformer, serves_edge_features=True
+)
 make_gat_conv, make_gatv2_conv, make_transformer_conv = map(_make_conv, (GAT, GATV2, TRANSFORMER))
 
 
@@ -449,6 +504,8 @@ def make_fa_conv(original: FunctionType) -> Callable[..., Any]:
         place = f"pyg {type(module).__name__}"
         try:
             _check_simple(known, module, x, edge_index)
+            if x.is_cuda and cannot_win(edge_index.shape[1], x.shape[1] * x.element_size(), torch.is_grad_enabled(), settings()):
+                return NotImplemented  # propagate says so
             dropout = module.dropout
             if weights is not None or type(dropout) not in (int, float) or not 0 <= dropout <= 1:
                 raise Unsupported("an option is not served")
@@ -461,7 +518,8 @@ def make_fa_conv(original: FunctionType) -> Callable[..., Any]:
             if reason or edge_weight.shape != edge_index.shape[1:] or edge_weight.dtype is not x.dtype:
                 raise Unsupported(reason or "edge_weight does not fit")
             graph = graph_of(edge_index, x.shape[0], x.shape[0], True) if graph is None else graph
-            graph.args(csc=torch.is_grad_enabled())
+            if torch.is_grad_enabled() or not x.is_cuda:
+                graph.args(csc=torch.is_grad_enabled())
         except Unsupported as error:
             ran(place, "in parts", str(error))  # which say themselves how they ran
             return NotImplemented

@@ -372,7 +372,9 @@ def test_transformer_with_edge_features_and_weights(device):
     edge_index, n, _ = GRAPHS["random"]()
     x, attr = (torch.randn(m, k, device=device, dtype=torch.float64) for m, k in ((n, F), (edge_index.shape[1], 3)))
     edge_index = edge_index.to(device)
-    report = compare(nn.TransformerConv(F, 5, heads=2, edge_dim=3).double(), x, edge_index, attr)
+    layer = nn.TransformerConv(F, 5, heads=2, edge_dim=3).double()
+    layer.lin_edge.register_forward_hook(lambda module, inputs, out: 2 * out)
+    report = compare(layer, x, edge_index, attr)
     assert ("gathers and sum", "edge features are added to keys and values") in {(k, why) for _, k, why in report.kernels}
     layer = nn.TransformerConv(F, 5, heads=2).to(device, torch.float64)
     found = layer(x, edge_index, return_attention_weights=True)
@@ -777,3 +779,80 @@ def test_weights_of_fa_and_what_is_wrong_with_them(device):
     assert _same(lambda: layer(x, x, edge_index, return_attention_weights=True)[1][1])
     assert _same(lambda: layer(x, x, edge_index, torch.rand(200, device=device)))
     assert _same(lambda: nn.FAConv(F, normalize=False).to(device)(x, x, edge_index))
+
+
+# ---- TransformerConv with edge features ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("width", [3, 7])  # narrower than a head, and wider
+@pytest.mark.parametrize("options", TRANSFORMERS)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_transformer_of_edge_features(name, options, width, device):
+    edge_index, num_src, num_dst = GRAPHS[name]()
+    sizes = (max(num_src, num_dst), F), (edge_index.shape[1], width)
+    x, attr = (torch.randn(size, device=device, dtype=torch.float64) for size in sizes)
+    layer = nn.TransformerConv(F, 5, edge_dim=width, **TRANSFORMERS[options]).double()
+    report = compare(layer, x, edge_index.to(device), attr, tolerance=1e-9)
+    assert {kernel for place, kernel, _ in report.kernels if place == "pyg TransformerConv"} >= {"edge softmax"}
+    assert not report.fallbacks and not any("part" in kernel for _, kernel, _ in report.kernels)
+
+
+@pytest.mark.parametrize("make", [nn.TransformerConv, nn.GATConv])
+@pytest.mark.parametrize("width", [3, 7])
+def test_edge_features_of_32_bits(width, make, device):
+    edge_index, n, _ = GRAPHS["random"]()
+    leaves = [torch.randn(m, k, device=device, requires_grad=True) for m, k in ((n, F), (edge_index.shape[1], width))]
+    layer, edge_index, results = make(F, 5, heads=2, edge_dim=width).to(device), edge_index.to(device), []
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        out = layer(leaves[0], edge_index, leaves[1])
+        results.append([out, *torch.autograd.grad(out.square().sum(), [*leaves, layer.lin_edge.weight])])
+    gnnfast.enable()
+    assert all(relative_error(f, e) < 1e-5 for f, e in zip(*results))
+
+
+@pytest.mark.parametrize("width", [3, 7])
+def test_transformer_of_edge_features_of_pairs_twice(width, device):
+    edge_index, num_src, num_dst = GRAPHS["bipartite"]()
+    x = [torch.randn(m, f, device=device, dtype=torch.float64) for m, f in ((num_src, F), (num_dst, 6))]
+    attr = torch.randn(edge_index.shape[1], width, device=device, dtype=torch.float64)
+    layer = nn.TransformerConv((F, 6), 5, heads=2, edge_dim=width).to(device, torch.float64)
+    compare(_PairOfEdges(layer), *x, edge_index.to(device), attr, tolerance=1e-9)
+    edge_index, leaves, results = edge_index.to(device), [*(t.requires_grad_() for t in (*x, attr)), *layer.parameters()], []
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        grads = torch.autograd.grad(layer(tuple(x), edge_index, attr).sin().sum(), leaves, create_graph=True)
+        seconds = torch.autograd.grad(sum(g.square().sum() for g in grads), leaves, allow_unused=True)
+        results.append([*grads, *(g for g in seconds if g is not None)])
+    gnnfast.enable()
+    assert all(relative_error(f, e) < 1e-8 or e.norm() < 1e-12 for f, e in zip(*results))
+
+
+def test_edges_that_change_and_what_is_not_served_of_them(device):
+    edge_index, n, _ = GRAPHS["random"]()
+    x, attr = torch.randn(n, F, device=device), torch.randn(edge_index.shape[1], 3, device=device)
+    edge_index = edge_index.to(device)
+    for layer in (nn.TransformerConv(F, 5, edge_dim=3).to(device), nn.GATConv(F, 5, edge_dim=3).to(device)):
+        for _ in range(2):
+            for _ in range(3):
+                assert _same(lambda layer=layer: layer(x, edge_index, attr))
+            edge_index[:, :20] = edge_index[:, :20].flip(1).roll(1, 0)
+        assert _same(lambda layer=layer: layer(x, edge_index, attr, return_attention_weights=True)[1][1])
+        if device.type == "cpu":  # on a GPU PyG itself may end in a device-side assertion
+            assert _same(lambda layer=layer: layer(x, edge_index, attr[:-1]))
+            assert _same(lambda layer=layer: layer(x, edge_index))
+            assert _same(lambda layer=layer: layer(x, edge_index, attr[:, :2]))
+
+
+@pytest.mark.parametrize("make", ["AGNNConv", "FAConv", "TransformerConv", "GATConv"])
+def test_compiled_layers_are_pygs_own(make, device):
+    edge_index, n, _ = GRAPHS["random"]()
+    x, attr = torch.randn(n, F, device=device), torch.randn(edge_index.shape[1], 3, device=device)
+    edge_index = edge_index.to(device)
+    layer = {
+        "AGNNConv": nn.AGNNConv,
+        "FAConv": lambda: _Initial(nn.FAConv(F)),
+        "TransformerConv": lambda: nn.TransformerConv(F, 5, edge_dim=3),
+        "GATConv": lambda: nn.GATConv(F, 5, edge_dim=3),
+    }[make]().to(device)
+    args = (x, edge_index, attr) if make in ("TransformerConv", "GATConv") else (x, edge_index)
+    compiled = torch.compile(layer, backend="aot_eager")
+    assert relative_error(compiled(*args), layer(*args)) < 1e-4
