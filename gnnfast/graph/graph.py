@@ -233,9 +233,10 @@ class Graph:
         id. Formats by destination are shared."""
         coo, csr = self.coo, self.csr
         assert coo is not None
-        edges = torch.arange(self.num_edges, dtype=coo[1].dtype, device=self.device)
+        with torch.no_grad(), torch.inference_mode(False):
+            edges = torch.arange(self.num_edges, dtype=coo[1].dtype, device=self.device)
+            slots = edges.to(torch.int32) if csr.perm is None else csr.perm
         graph = Graph.of_ids(edges, coo[1], self.num_edges, self.num_dst, self.num_edges)
-        slots = edges.to(torch.int32) if csr.perm is None else csr.perm
         graph.set_format(BY_DST, csr._replace(col=slots, perm=csr.perm))
         graph.edges.checked = self.edges.checked
         return graph

@@ -528,7 +528,7 @@ def make_fa_conv(original: FunctionType) -> Callable[..., Any]:
         ends = edges.Ends(edge_index[1], edge_index[0], lambda: graph)
         alpha = edges.gather(module.att_l(x), ends, BY_SRC) + edges.gather(module.att_r(x), ends, BY_DST)
         alpha = _dropped(module, alpha.tanh().squeeze(-1))
-        out = execute.aggregate(graph, x, alpha * edge_weight, "sum", place=place, training=module.training)
+        out = execute.aggregate(graph, x, alpha * edge_weight, "sum", place=place, training=module.training, copies=True)
         return out if module.eps == 0.0 else out + module.eps * x_0
 
     return fa_conv

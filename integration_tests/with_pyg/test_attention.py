@@ -856,3 +856,16 @@ def test_compiled_layers_are_pygs_own(make, device):
     args = (x, edge_index, attr) if make in ("TransformerConv", "GATConv") else (x, edge_index)
     compiled = torch.compile(layer, backend="aot_eager")
     assert relative_error(compiled(*args), layer(*args)) < 1e-4
+
+
+def test_edge_features_evaluated_and_then_trained(device):
+    """What is kept of a graph that was met under inference_mode is good for training."""
+    x, attr = torch.randn(30, F, device=device), torch.randn(200, 3, device=device)
+    for make in (nn.TransformerConv, nn.GATConv):
+        edge_index, layer = GRAPHS["random"]()[0].to(device), make(F, 5, edge_dim=3).to(device)
+        with torch.inference_mode():
+            expected = layer(x, edge_index, attr)
+            assert relative_error(layer(x, edge_index.clone(), attr), expected) < 1e-5
+        out = layer(x, edge_index, attr)
+        out.sum().backward()
+        assert relative_error(out, expected) < 1e-5 and layer.lin_edge.weight.grad is not None
