@@ -10,7 +10,8 @@
   tensor and its version, layer and use; the last 256. Only says that they are worth looking at, which looks at them as they are
   then.
 - An ``edge_index`` without or with all self loops (:data:`cache`, :mod:`gnnfast.pyg.loops`): by the ``edge_index`` as it was, and
-  the number of nodes. Users get copies.
+  the number of nodes. Users get copies. Which edges are no self loops: likewise; nobody else sees it.
+- The graph that carries edge features to where edges end (:data:`cache`, :mod:`gnnfast.pyg.adjacency`): as a graph, with it.
 - The graph of edges with a loop at each node (:data:`cache`, :mod:`gnnfast.pyg.attention`): by the ``edge_index`` as it was, and
   the numbers of nodes. Nobody else sees it.
 - Weights in slot order (``graph.edge_values``): by graph and constant weights as they were. Let go with the weights; the last 4.

@@ -255,6 +255,19 @@ class Graph:
         graph.edges, graph.flipped = self.edges, not self.flipped
         return graph
 
+    def incidence(self) -> Graph:
+        """The graph whose sources are the edges of this one, which it has as COO: each goes to its own destination, under the same
+        id. Formats by destination are shared."""
+        coo, csr = self.coo, self.csr
+        assert coo is not None
+        with torch.no_grad(), torch.inference_mode(False):
+            edges = torch.arange(self.num_edges, dtype=coo[1].dtype, device=self.device)
+            slots = edges.to(torch.int32) if csr.perm is None else csr.perm
+        graph = Graph.of_ids(edges, coo[1], self.num_edges, self.num_dst, self.num_edges)
+        graph.set_format(BY_DST, csr._replace(col=slots, perm=csr.perm))
+        graph.edges.checked = self.edges.checked
+        return graph
+
     # ---- formats ---------------------------------------------------------------------------------------------------------
     @property
     def coo(self) -> tuple[Tensor, Tensor] | None:

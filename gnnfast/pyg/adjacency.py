@@ -52,6 +52,18 @@ def graph_of(edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) ->
         raise Unsupported(f"invalid input: {error}") from None
 
 
+def incidence_of(edge_index: Tensor, graph: Graph) -> Graph:
+    """The graph that carries the features of the edges of a ``graph`` to where they end (:meth:`Graph.incidence`): kept with the
+    ``edge_index``. Raises Unsupported."""
+    key = "incidence", graph.num_src, graph.num_dst
+    if guards.capturing(edge_index.device):
+        found = cache.find((edge_index,), key)
+        if found is None:
+            raise Unsupported("a CUDA graph is being captured, and its edges are not known; run once before")
+        return found  # type: ignore[no-any-return]
+    return cache.get((edge_index,), key, graph.incidence)  # type: ignore[no-any-return]
+
+
 def key_of(num_src: int, num_dst: int, to_target: bool) -> tuple[object, ...]:
     """By what, besides the tensor, the graph is kept."""
     return "edge_index", num_src, num_dst, to_target

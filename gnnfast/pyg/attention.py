@@ -1,5 +1,6 @@
-"""Attention without a feature row per edge: GATConv, GATv2Conv and TransformerConv as a whole, the ``message()`` of the last (a dot
-product per edge) where another forward calls it, and ``torch_geometric.utils.softmax`` over the edges of a graph that is known."""
+"""Attention without a feature row per edge: GATConv, GATv2Conv, TransformerConv, AGNNConv and FAConv as a whole, the ``message()``
+of TransformerConv (a dot product per edge) where another forward calls it, and ``torch_geometric.utils.softmax`` over the edges of
+a graph that is known."""
 
 from __future__ import annotations
 
@@ -14,18 +15,21 @@ from torch import Tensor
 
 from gnnfast.cache import Sightings, cache, keep_if_captured
 from gnnfast.config import settings
-from gnnfast.dispatch import execute
+from gnnfast.dispatch import edges, execute
 from gnnfast.dispatch.execute import softmax
 from gnnfast.dispatch.select import cannot_win
+from gnnfast.dispatch.several import degrees
 from gnnfast.graph import Graph
 from gnnfast.graph.checks import saved_tensors_are_watched
+from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.patching import class_of, is_dispatched
-from gnnfast.pyg import guards
-from gnnfast.pyg.adjacency import graph_of, key_of
-from gnnfast.pyg.known import replaced_in_attention, replaced_in_softmax
-from gnnfast.pyg.loops import with_self_loops
+from gnnfast.pyg import bounded, guards
+from gnnfast.pyg.adjacency import graph_of, incidence_of, key_of
+from gnnfast.pyg.known import replaced_in_attention, replaced_in_layer, replaced_in_softmax
+from gnnfast.pyg.layers import REORDERED, is_product, normalise
+from gnnfast.pyg.loops import kept_edges, with_self_loops
 from gnnfast.pyg.messages import DOT_ATTENTION, Message
-from gnnfast.pyg.verdict import check_module
+from gnnfast.pyg.verdict import check_module, check_steps
 from gnnfast.reporting import ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
@@ -46,15 +50,16 @@ def _make_conv(parts: Parts) -> Callable[[FunctionType], Callable[..., Any]]:
             try:
                 pair = x if type(x) is tuple else (x, x)
                 _check(known, parts, module, pair, edge_index, edge_attr, size, weights)
-                graph, looped = _graph(module, pair, edge_index, bool(weights))
+                graph, looped = _graph(module, pair, edge_index, bool(weights) or edge_attr is not None)
                 # Made before PyG's own parts run, so that nothing of a layer runs twice.
                 graph.args(csc=torch.is_grad_enabled())
+                given = None if edge_attr is None else _of_edges(parts, module, edge_index, edge_attr, graph)
             except Unsupported as error:
                 ran(place, "in parts", str(error))  # which say themselves how they ran
                 return NotImplemented
             except (IndexError, ValueError):  # PyG raises its own
                 return NotImplemented
-            return parts.forward(module, x, pair, graph, looped, edge_attr, weights, place)
+            return parts.forward(module, x, pair, graph, looped, given, weights, place)
 
         return attention_conv
 
@@ -73,6 +78,15 @@ def is_first_and_small(module: Any, edge_index: Any) -> bool:
         return False
     row_bytes = module.heads * module.out_channels * 4
     return cannot_win(edge_index.shape[-1], row_bytes, torch.is_grad_enabled(), settings())
+
+
+class OfEdges(NamedTuple):
+    """What a user gave for each edge, its ends and its features, and what of its graph is needed to use them: the ids of edges that
+    are no self loops in a layer that adds these; in TransformerConv the graph from edges to where they end."""
+
+    edge_index: Tensor
+    attr: Tensor
+    found: Any = None
 
 
 class Parts(NamedTuple):
@@ -96,6 +110,23 @@ def _check(known: Any, parts: Parts, module: Any, pair: Any, edge_index: Any, ed
     check_layer(known, parts, module)
     own = module.__dict__
     like = pair[0] if parts.parameter is None else own["_parameters"].get(parts.parameter)
+    _check_tensors(pair, like, edge_index)
+    edge_layer = own["_modules"].get("lin_edge")
+    if edge_attr is not None or (edge_layer is not None and parts.message is DOT_ATTENTION):
+        if not parts.serves_edge_features:
+            raise Unsupported("edge features are added to rows of features")
+        if edge_layer is None:
+            raise Unsupported("edge features of a layer that takes none")
+        if guards.operand("edge_attr", edge_attr) or edge_attr.shape[:1] != edge_index.shape[1:]:
+            raise Unsupported("edge_attr does not fit")
+        if parts.message is DOT_ATTENTION:
+            _check_edge_rows(module, edge_attr, like)
+        elif own["add_self_loops"] and (pair[0].shape[0] < pair[1].shape[0] or not _has_linear_scores(module, edge_attr, like)):
+            raise Unsupported("edge features of self loops that are added, in a layer that is not linear in them")
+
+
+def _check_tensors(pair: Any, like: Any, edge_index: Any) -> None:
+    """Raises Unsupported if kernels do not take features, a parameter and edges together."""
     for name, t in (("x", pair[0]), ("x", pair[1]), ("att", like)):
         reason = guards.operand(name, t)
         if reason:
@@ -112,14 +143,37 @@ def _check(known: Any, parts: Parts, module: Any, pair: Any, edge_index: Any, ed
         raise Unsupported("features, parameters and edge_index do not agree in dtype or device")
     if torch.is_autocast_enabled(device.type):
         raise Unsupported("an option is not served")
-    edge_layer = own["_modules"].get("lin_edge")
-    if edge_attr is not None or (edge_layer is not None and parts.message is DOT_ATTENTION):
-        if not parts.serves_edge_features:
-            raise Unsupported("edge features are added to rows of features")
-        if own["add_self_loops"] or edge_layer is None:
-            raise Unsupported("edge features, of self loops that are added or of a layer that takes none")
-        if guards.operand("edge_attr", edge_attr) or edge_attr.shape[0] != edge_index.shape[1]:
-            raise Unsupported("edge_attr does not fit")
+
+
+def _is_edge_product(module: Any, edge_attr: Tensor, like: Tensor) -> bool:
+    """Whether a layer multiplies the features of edges ``[E, D]`` with a matrix, and rounding in another order does not show."""
+    lin = module.lin_edge
+    if not is_product(lin) or lin.bias is not None or guards.operand("weight", lin.weight) or like.dtype not in REORDERED:
+        return False
+    if edge_attr.dim() != 2 or lin.weight.shape != (module.heads * module.out_channels, edge_attr.shape[1]):
+        return False
+    return all(t.dtype is like.dtype and t.device == like.device for t in (edge_attr, lin.weight))
+
+
+def _has_linear_scores(module: Any, edge_attr: Tensor, like: Tensor) -> bool:
+    """Whether the scores of edges in GATConv are such a product with its attention."""
+    att = module.att_edge
+    if guards.operand("att_edge", att) or att.shape != (1, module.heads, module.out_channels) or att.dtype is not like.dtype:
+        return False
+    return _is_edge_product(module, edge_attr if edge_attr.dim() > 1 else edge_attr.unsqueeze(-1), like)
+
+
+def _check_edge_rows(module: Any, edge_attr: Tensor, like: Tensor) -> None:
+    """Raises Unsupported if edge features that are added to keys and values are not products, or nothing is gained."""
+    if not _is_edge_product(module, edge_attr, like):
+        raise Unsupported("edge features are no products of 32 bits")
+    edges_of, row_bytes, current = edge_attr.shape[0], module.heads * module.out_channels * like.element_size(), settings()
+    if current.sample != "off" or current.kernel == "sampled":
+        raise Unsupported("an option is not served")
+    if like.is_cuda and cannot_win(edges_of, row_bytes, torch.is_grad_enabled(), current):
+        raise Unsupported("too small to gain with edge features")
+    if bounded.may_not_fit(edges_of, row_bytes, like.device):
+        raise Unsupported("rows of edge features may not fit")
 
 
 def check_layer(known: Any, parts: Parts, module: Any) -> None:
@@ -174,6 +228,15 @@ def looped_graph(edge_index: Tensor, num_src: int, num_dst: int, listed: bool) -
     return (graph_of(found, num_src, num_dst, True), found) if listed else (found, edge_index)
 
 
+def _of_edges(parts: Parts, module: Any, edge_index: Tensor, edge_attr: Tensor, graph: Graph) -> OfEdges:
+    """Edge features and what they are used with. Raises Unsupported."""
+    if parts.message is not DOT_ATTENTION:
+        return OfEdges(edge_index, edge_attr, kept_edges(edge_index) if module.add_self_loops else None)
+    found = incidence_of(edge_index, graph)
+    found.args(csc=torch.is_grad_enabled())
+    return OfEdges(edge_index, edge_attr, found)
+
+
 def gat_operands(module: Any, x: Any, pair: Any) -> tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor]:
     """The residual, the projected features ``[N, H C]`` and ``[M, H C]``, and the scores of both ``[N, H]`` and ``[M, H]``."""
     heads, width = module.heads, module.out_channels
@@ -195,19 +258,22 @@ def gat_operands(module: Any, x: Any, pair: Any) -> tuple[Tensor | None, Tensor,
     return res, h_src, h_dst, a_src, a_dst
 
 
-def _gat(
-    module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: Tensor, edge_attr: Any, weights: Any, place: str
-) -> Any:
+def _gat(module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: Tensor, given: Any, weights: Any, place: str) -> Any:
     heads, width = module.heads, module.out_channels
     res, h_src, h_dst, a_src, a_dst = gat_operands(module, x, pair)
     rows, sides = (graph.num_src, graph.num_dst), ((h_src, a_src), (h_dst, a_dst))
     fits = all(_is_plain(h, (n, heads * width), pair[0]) and _is_plain(a, (n, heads), pair[0]) for n, (h, a) in zip(rows, sides))
     alpha = None
-    if not fits or edge_attr is not None:  # scores of edges, or what hooks and replaced parts gave: as PyG goes on
-        looped = given = _as_pyg_lists(module, (h_src.shape[0], h_dst.shape[0]), looped)
-        alpha = module.edge_updater(given, alpha=(a_src, a_dst), edge_attr=edge_attr, size=None)
+    if fits and given is not None and _has_linear_scores(module, given.attr, h_src):
+        score = _edge_scores(module, given, graph, looped)
+        alpha = softmax(graph, score, a_dst, a_src, module.negative_slope, place=place)
+        alpha = _dropped(module, alpha)
+        out = execute.aggregate(graph, h_src, alpha, "sum", place=place, training=module.training)
+    elif not fits or given is not None:  # what hooks and replaced parts gave, or scores that may be anything: as PyG goes on
+        looped, edge_attr = _as_pyg_lists(module, (h_src.shape[0], h_dst.shape[0]), looped, given)
+        alpha = module.edge_updater(looped, alpha=(a_src, a_dst), edge_attr=edge_attr, size=None)
         x_pair = h_src.view(-1, heads, width), h_dst.view(-1, heads, width)
-        out = module.propagate(given, x=x_pair, alpha=alpha, size=None).view(-1, heads * width)
+        out = module.propagate(looped, x=x_pair, alpha=alpha, size=None).view(-1, heads * width)
     else:
         out, alpha = execute.attention(
             graph,
@@ -231,6 +297,27 @@ def _gat(
     return out
 
 
+def _edge_scores(module: Any, given: OfEdges, graph: Any, looped: Tensor) -> Tensor:
+    """What the features of edges add to scores, ``[E, H]``, also of the self loops that the layer adds; nothing is as wide as the
+    layer."""
+    attr = given.attr if given.attr.dim() == 2 else given.attr.unsqueeze(1)
+    weight = (module.lin_edge.weight.view(module.heads, module.out_channels, -1) * module.att_edge.view(module.heads, -1, 1)).sum(1)
+    if not module.add_self_loops:
+        return torch.nn.functional.linear(attr, weight)
+    kept, nodes = given.found, min(graph.num_src, graph.num_dst)
+    if module.fill_value != "mean":
+        from torch_geometric.utils.loop import compute_loop_attr
+
+        attr = attr.index_select(0, kept)
+        of_loops = compute_loop_attr(looped[:, : kept.numel()], attr, nodes, False, module.fill_value)
+        return torch.nn.functional.linear(torch.cat([attr, of_loops]), weight)
+    score = torch.nn.functional.linear(attr, weight).index_select(0, kept)
+    # The scores of means are means of scores: sums over all edges, of which loops have none yet, by how many the others are.
+    ends = edges.Ends(looped[1], looped[0], lambda: graph)
+    sums = edges.reduce(torch.cat([score, score.new_zeros(nodes, module.heads)]), ends, "sum")[:nodes]
+    return torch.cat([score, sums / (degrees(graph, score.dtype)[:nodes] - 1).clamp(min=1)])
+
+
 def gatv2_operands(module: Any, x: Any, pair: Any) -> tuple[Tensor | None, Tensor, Tensor]:
     """The residual, and the projected features of sources ``[N, H C]`` and destinations ``[M, H C]``."""
     res = None if getattr(module, "res", None) is None else module.res(pair[1])
@@ -239,7 +326,7 @@ def gatv2_operands(module: Any, x: Any, pair: Any) -> tuple[Tensor | None, Tenso
 
 
 def _gatv2(
-    module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: Tensor, edge_attr: Any, weights: Any, place: str
+    module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: Tensor, given: Any, weights: Any, place: str
 ) -> Any:
     heads, width = module.heads, module.out_channels
     res, left, right = gatv2_operands(module, x, pair)
@@ -250,29 +337,51 @@ def _gatv2(
         out = execute.gatv2_attention(graph, right, left, att.view(-1), heads, module.negative_slope, _dropout(module), place=place)
     fused = out is not None
     if out is None:
-        given = _as_pyg_lists(module, (left.shape[0], right.shape[0]), looped)
+        looped, _ = _as_pyg_lists(module, (left.shape[0], right.shape[0]), looped, None)
         both = left.view(-1, heads, width), right.view(-1, heads, width)
-        out = module.propagate(given, x=both, alpha=module.edge_updater(given, x=both, edge_attr=None)).view(-1, shape)
+        out = module.propagate(looped, x=both, alpha=module.edge_updater(looped, x=both, edge_attr=None)).view(-1, shape)
     return finish(module, out, res, fused)
 
 
 def _transformer(
-    module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: Tensor, edge_attr: Any, weights: Any, place: str
+    module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: Tensor, given: Any, weights: Any, place: str
 ) -> Any:
     heads, width = module.heads, module.out_channels
     query, key, value = module.lin_query(pair[1]), module.lin_key(pair[0]), module.lin_value(pair[0])
     shape, rows = heads * width, (graph.num_dst, graph.num_src, graph.num_src)
     alpha = None
-    if all(_is_plain(t, (n, shape), pair[0]) for n, t in zip(rows, (query, key, value))):
+    fits = all(_is_plain(t, (n, shape), pair[0]) for n, t in zip(rows, (query, key, value)))
+    if fits and given is not None:
+        out, fused = _of_edges_too(module, query, key, value, graph, given, place), False
+    elif fits:
         out, alpha = execute.dot_attention(
             graph, query, key, value, heads, 1 / math.sqrt(width), _dropout(module), place=place, training=module.training
         )
         fused = alpha is None
     else:
         parts = {"query": query, "key": key, "value": value}
-        out = module.propagate(looped, **{name: t.view(-1, heads, width) for name, t in parts.items()}, edge_attr=None)
+        edge_attr = None if given is None else given.attr
+        out = module.propagate(looped, **{name: t.view(-1, heads, width) for name, t in parts.items()}, edge_attr=edge_attr)
         module._alpha, fused = None, False
     return finish_transformer(module, out, pair[1], fused)
+
+
+def _of_edges_too(module: Any, query: Tensor, key: Tensor, value: Tensor, graph: Any, given: OfEdges, place: str) -> Tensor:
+    """Attention whose edges have features that are added to keys and values: scores and sums of edges' own, beside those of nodes.
+    Narrow features are not multiplied: queries are, and their sums."""
+    heads, width, lin = module.heads, module.out_channels, module.lin_edge
+    of_edges: Graph = given.found
+    narrow = given.attr.shape[1] <= width
+    weight = lin.weight.view(heads, width, -1)  # [H, C, D]
+    rows = given.attr.repeat(1, heads) if narrow else lin(given.attr)
+    asked = torch.einsum("nhc,hcd->nhd", query.view(-1, heads, width), weight).flatten(1) if narrow else query
+    score = execute.dot(graph, query, key, heads, place) + execute.dot(of_edges, asked.contiguous(), rows, heads, place)
+    alpha = _dropped(module, softmax(graph, score / math.sqrt(width), place=place))
+    how: Any = dict(place=place, training=module.training)
+    of_rows = execute.aggregate(of_edges, rows, alpha, "sum", **how)
+    if narrow:
+        of_rows = torch.einsum("nhd,hcd->nhc", of_rows.view(-1, heads, weight.shape[2]), weight).flatten(1)
+    return execute.aggregate(graph, value, alpha, "sum", **how) + of_rows
 
 
 def finish_transformer(module: Any, out: Tensor, x_dst: Tensor, fused: bool) -> Tensor:
@@ -287,13 +396,26 @@ def finish_transformer(module: Any, out: Tensor, x_dst: Tensor, fused: bool) -> 
     return out
 
 
-def _as_pyg_lists(module: Any, rows: tuple[int, int], looped: Tensor) -> Tensor:
-    """The edges for parts of a layer that are run as PyG runs them: it adds loops to as many nodes as it then has ``rows``."""
-    return with_self_loops(looped, min(rows)) if module.add_self_loops else looped
+def _as_pyg_lists(module: Any, rows: tuple[int, int], looped: Tensor, given: OfEdges | None) -> tuple[Tensor, Tensor | None]:
+    """The edges, and their features if there are some, for parts of a layer that are run as PyG runs them: it adds loops to as many
+    nodes as it then has ``rows``."""
+    if not module.add_self_loops:
+        return looped, None if given is None else given.attr
+    if given is None:
+        return with_self_loops(looped, min(rows)), None
+    from torch_geometric.utils import add_self_loops, remove_self_loops
+
+    return add_self_loops(*remove_self_loops(given.edge_index, given.attr), fill_value=module.fill_value, num_nodes=min(rows))  # type: ignore[no-any-return]
 
 
 def _dropout(module: Any) -> float:
-    return module.dropout if module.training else 0.0
+    return getattr(module, "dropout", 0.0) if module.training else 0.0
+
+
+def _dropped(module: Any, alpha: Tensor) -> Tensor:
+    """Coefficients after dropout, drawn as PyG draws it."""
+    dropout = _dropout(module)
+    return torch.nn.functional.dropout(alpha, p=dropout, training=True) if dropout else alpha
 
 
 def _of_heads(module: Any, out: Tensor, last: bool) -> Tensor:
@@ -324,8 +446,93 @@ GAT = Parts(
     _ALPHA, "att_src", (("lin",), ("lin_src", "lin_dst")), _gat, takes_size=True, serves_weights=True, serves_edge_features=True
 )
 GATV2 = Parts(_ALPHA, "att", (("lin_l", "lin_r"),), _gatv2)
-TRANSFORMER = Parts(DOT_ATTENTION, None, (("lin_query", "lin_key", "lin_value", "lin_skip"),), _transformer)
+TRANSFORMER = Parts(
+    DOT_ATTENTION, None, (("lin_query", "lin_key", "lin_value", "lin_skip"),), _transformer, serves_edge_features=True
+)
 make_gat_conv, make_gatv2_conv, make_transformer_conv = map(_make_conv, (GAT, GATV2, TRANSFORMER))
+
+
+# ---- layers with one coefficient an edge ---------------------------------------------------------------------------------------
+def _check_simple(known: Any, module: Any, x: Any, edge_index: Any) -> None:
+    """Raises Unsupported if a layer that sums ``x [N, F]`` with coefficients is not what PyG wrote, or kernels do not take its
+    operands."""
+    reason = guards.context()
+    own, cls = module.__dict__, type(module)
+    if reason or cls is not known or not own.keys().isdisjoint(_OVERRIDES) or not is_dispatched(cls.propagate):
+        raise Unsupported(reason or "a method is another than the layer's")
+    if check_steps(module).reduce != "sum":
+        raise Unsupported("the layer aggregates something else")
+    reason = replaced_in_layer(cls)
+    if reason or own["node_dim"] not in (-2, 0) or own["flow"] != "source_to_target":
+        raise Unsupported(f"{reason} is not the known one" if reason else "an option is not served")
+    _check_tensors((x, x), x, edge_index)
+
+
+def make_agnn_conv(original: FunctionType) -> Callable[..., Any]:
+    """A dispatcher for the ``forward(x, edge_index)`` of AGNNConv (Thekumparampil et al., 2018): attention by cosines."""
+    known = class_of(original)
+
+    def agnn_conv(module: Any, x: Any, edge_index: Any) -> Any:
+        place = f"pyg {type(module).__name__}"
+        try:
+            _check_simple(known, module, x, edge_index)
+            reason, beta = replaced_in_attention(known), module.beta
+            reason = reason or guards.operand("beta", beta)
+            if reason or beta.shape != (1,) or beta.dtype is not x.dtype or beta.device != x.device:
+                raise Unsupported(reason or "beta does not fit")
+            graph, _ = _graph(module, (x, x), edge_index, False)
+            graph.args(csc=torch.is_grad_enabled())
+        except Unsupported as error:
+            ran(place, "in parts", str(error))  # which say themselves how they ran
+            return NotImplemented
+        except (IndexError, ValueError):  # PyG raises its own
+            return NotImplemented
+        unit = torch.nn.functional.normalize(x, p=2.0, dim=-1)
+        if torch.is_grad_enabled() and not x.requires_grad:
+            x = x.clone()  # PyG keeps none, so that users may write into theirs
+        out, alpha = execute.dot_attention(graph, beta * unit, unit, x, 1, 1.0, place=place, training=module.training)
+        return out.clone() if alpha is None and out.requires_grad else out  # theirs may be written into
+
+    return agnn_conv
+
+
+def make_fa_conv(original: FunctionType) -> Callable[..., Any]:
+    """A dispatcher for the ``forward(x, x_0, edge_index, edge_weight, return_attention_weights)`` of FAConv (Bo et al., AAAI
+    2021)."""
+    known = class_of(original)
+
+    def fa_conv(module: Any, x: Any, x_0: Any, edge_index: Any, edge_weight: Any, weights: Any) -> Any:
+        place = f"pyg {type(module).__name__}"
+        try:
+            _check_simple(known, module, x, edge_index)
+            if x.is_cuda and cannot_win(edge_index.shape[1], x.shape[1] * x.element_size(), torch.is_grad_enabled(), settings()):
+                return NotImplemented  # propagate says so
+            dropout = module.dropout
+            if weights is not None or type(dropout) not in (int, float) or not 0 <= dropout <= 1:
+                raise Unsupported("an option is not served")
+            if module.normalize != (edge_weight is None):
+                raise Unsupported("PyG says what is wrong with edge_weight")
+            # Dropout is drawn for edges as PyG lists them.
+            reduce = "" if _dropout(module) else "sum"
+            edge_index, edge_weight, graph = normalise(module, x, edge_index, edge_weight, reduce, original)
+            reason = guards.operand("edge_weight", edge_weight)
+            if reason or edge_weight.shape != edge_index.shape[1:] or edge_weight.dtype is not x.dtype:
+                raise Unsupported(reason or "edge_weight does not fit")
+            graph = graph_of(edge_index, x.shape[0], x.shape[0], True) if graph is None else graph
+            if torch.is_grad_enabled() or not x.is_cuda:
+                graph.args(csc=torch.is_grad_enabled())
+        except Unsupported as error:
+            ran(place, "in parts", str(error))  # which say themselves how they ran
+            return NotImplemented
+        except (IndexError, ValueError):  # PyG raises its own
+            return NotImplemented
+        ends = edges.Ends(edge_index[1], edge_index[0], lambda: graph)
+        alpha = edges.gather(module.att_l(x), ends, BY_SRC) + edges.gather(module.att_r(x), ends, BY_DST)
+        alpha = _dropped(module, alpha.tanh().squeeze(-1))
+        out = execute.aggregate(graph, x, alpha * edge_weight, "sum", place=place, training=module.training, copies=True)
+        return out if module.eps == 0.0 else out + module.eps * x_0
+
+    return fa_conv
 
 
 # ---- TransformerConv ---------------------------------------------------------------------------------------------------------

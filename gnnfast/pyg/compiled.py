@@ -99,10 +99,10 @@ def _real(variable: Any) -> Any:
 
 
 def _caller(frames: int) -> Any:
-    """The traced frame so many calls above the one that asks."""
+    """The traced frame so many calls above the one that asks; ``None`` where the compiler began below it."""
     found = _state.frame.parent
     for _ in range(frames - 1):
-        found = found.parent
+        found = None if found is None else found.parent
     return found
 
 
@@ -320,6 +320,8 @@ def make_gcn_norm(original: FunctionType) -> Callable[..., Any]:
 def _only_propagates(edge_index: Any, weight: Any, dtype: Any) -> bool | None:
     """Whether the weights are constant, if it is a layer of PyG that asks, which lets nobody see what it gets; else ``None``."""
     caller = _caller(3)  # of PyG's function, which called the one that is traced in its place
+    if caller is None:
+        return None
     module: Any = _real(caller.symbolic_locals["self"]) if "self" in caller.symbolic_locals else None
     forward: Any = getattr(type(module), "forward", None)
     if not is_dispatched(forward) or caller.f_code is not forward.__code__ or class_of(forward) is not type(module):

@@ -14,6 +14,13 @@ from gnnfast.pyg.verdict import message_of
 
 _MORE_MODULES = ("attentive_fp", "linkx", "lpformer", "schnet", "visnet")  # of torch_geometric.nn.models, with classes of their own
 
+# By what layers are served as a whole, by the module that serves them.
+_WHOLE = {
+    "gnnfast.pyg.attention": "attention",
+    "gnnfast.pyg.layers": "linear parts, aggregation, bias and root",
+    "gnnfast.pyg.pna": "products at nodes and aggregations; with edge features, gathers and reductions",
+}
+
 
 class Row(NamedTuple):
     """``served`` is how much of a class gnnfast does, ``how`` by what, or why not."""
@@ -47,8 +54,7 @@ def _row(cls: Any) -> Row:
         return Row(cls.__name__, "PyG's own", f"{replaced[0]}() is overridden")
     patch = next((p for p in PATCHES if p.name == f"{cls.__name__}.forward" and p.module == cls.__module__), None)
     if patch is not None and patch.make is not make_normalising:
-        attention = patch.make.__module__ != "gnnfast.pyg.layers" and "attention" in patch.make.__module__
-        return Row(cls.__name__, "as a whole", "attention" if attention else "linear parts, aggregation, bias and root")
+        return Row(cls.__name__, "as a whole", _WHOLE[patch.make.__module__])
     found = message_of(inspect.getattr_static(cls, "message"))
     if not known.is_known_method(cls, "aggregate"):
         return Row(cls.__name__, "in part", "gathers, and what its own aggregate() calls of PyG")

@@ -16,11 +16,19 @@ from typing import Any
 from gnnfast import reporting
 from gnnfast.patching import Patches, Unknown, fingerprint
 from gnnfast.pyg import known
-from gnnfast.pyg.attention import make_gat_conv, make_gatv2_conv, make_softmax, make_transformer_conv
+from gnnfast.pyg.attention import (
+    make_agnn_conv,
+    make_fa_conv,
+    make_gat_conv,
+    make_gatv2_conv,
+    make_softmax,
+    make_transformer_conv,
+)
 from gnnfast.pyg.general import make_scatter
 from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG, make_gin_conv, make_layer, make_linear
 from gnnfast.pyg.loops import make_add_self_loops, make_remove_self_loops
 from gnnfast.pyg.norm import make_gcn_norm, make_normalising
+from gnnfast.pyg.pna import make_pna_conv
 from gnnfast.pyg.propagate import propagate
 from gnnfast.pyg.sparse import make_spmm
 
@@ -54,8 +62,11 @@ PATCHES = (
         ("859882cb176f", "cec5b0ba3f3d"),
         make_transformer_conv,
     ),
+    Patch("torch_geometric.nn.conv.agnn_conv", "AGNNConv.forward", ("b51586782809",), make_agnn_conv),
+    Patch("torch_geometric.nn.conv.fa_conv", "FAConv.forward", ("9270252c59a1", "e1c5a80469ec"), make_fa_conv),
     Patch("torch_geometric.nn.conv.gin_conv", "GINConv.forward", ("23e50bb1714e",), make_gin_conv),
     Patch("torch_geometric.nn.conv.graph_conv", "GraphConv.forward", ("a5a154f3a5b6",), make_layer(GRAPH)),
+    Patch("torch_geometric.nn.conv.pna_conv", "PNAConv.forward", ("cb44563fb49f",), make_pna_conv),
     Patch("torch_geometric.nn.conv.sage_conv", "SAGEConv.forward", ("5fe530548373",), make_layer(SAGE)),
     Patch("torch_geometric.nn.conv.sg_conv", "SGConv.forward", ("ed836c9f444e", "c722900d1008"), make_layer(SG)),
     Patch("torch_geometric.nn.conv.appnp", "APPNP.forward", ("91324db315cb", "f47fe5ba07c3"), make_normalising),

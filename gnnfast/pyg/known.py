@@ -28,6 +28,8 @@ _UTILS = "torch_geometric.utils."
 _GAT, _GATV2 = "torch_geometric.nn.conv.gat_conv", "torch_geometric.nn.conv.gatv2_conv"
 _TRANSFORMER = "torch_geometric.nn.conv.transformer_conv"
 _GIN = "torch_geometric.nn.conv.gin_conv"
+_AGNN, _FA = "torch_geometric.nn.conv.agnn_conv", "torch_geometric.nn.conv.fa_conv"
+_AGGR = "torch_geometric.nn.aggr."
 
 # Fingerprints of the source in the releases it was studied in (2.6.0 to 2.8.1), by module and name.
 FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -58,6 +60,15 @@ FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
     (_GATV2, "GATv2Conv.edge_update"): ("abb0d54e5eec",),
     (_TRANSFORMER, "TransformerConv.message"): ("4d5a63506fac",),
     (_GIN, "GINEConv.message"): ("8a16fb11694a",),
+    (_AGNN, "AGNNConv.message"): ("111264f6a448",),
+    (_FA, "FAConv.message"): ("10c26da6080e",),
+    ("torch_geometric.nn.conv.pna_conv", "PNAConv.message"): ("fd1242bfa284",),
+    (_AGGR + "scaler", "DegreeScalerAggregation.forward"): ("ba680a604c30",),
+    (_AGGR + "multi", "MultiAggregation.forward"): ("0faaf629ecd2",),
+    (_AGGR + "multi", "MultiAggregation.combine"): ("ae213ef12eef",),
+    (_BASIC, "VarAggregation.forward"): ("887c6b6866c5",),
+    (_BASIC, "StdAggregation.forward"): ("b5509e26fbde",),
+    (_UTILS + "_degree", "degree"): ("6134b925ac44",),
 }
 TRANSFORMER = _TRANSFORMER, "TransformerConv.message"
 GINE = _GIN, "GINEConv.message"
@@ -89,6 +100,7 @@ _IN = {
     _GAT: ("softmax", "remove_self_loops", "add_self_loops"),
     _GATV2: ("softmax", "remove_self_loops", "add_self_loops"),
     _TRANSFORMER: ("softmax",),
+    _AGNN: ("softmax", "remove_self_loops", "add_self_loops"),
 }
 _BY_SOFTMAX = (
     (_UTILS + "_softmax", "scatter", (_UTILS + "_scatter", "scatter")),
@@ -176,6 +188,71 @@ def replaced_in_norm() -> str:
     return _ask(_BY_NORM)
 
 
+# ---- layers as a whole ---------------------------------------------------------------------------------------------------------
+@functools.cache
+def _of_layer(cls: type) -> Watch:
+    def judge() -> str:
+        message = inspect.getattr_static(cls, "message")
+        if not is_known(message, cls.__module__, f"{cls.__name__}.message"):
+            return "message()"
+        return next((f"{name}()" for name in ("aggregate", "update") if not is_known_method(cls, name)), "")
+
+    return Watch(("message", "aggregate", "update"), {}, (), judge)
+
+
+def replaced_in_layer(cls: type) -> str:
+    """What of the functions of a class that one of PyG's own steps runs is not the known one, besides those of all message passing;
+    empty if nothing."""
+    try:
+        return _of_layer(cls).verdict(cls)  # type: ignore[no-any-return]
+    except AttributeError:
+        return "a function"
+
+
+_SCALED = ("Sum", "Mean", "Max", "Min", "Var", "Std")
+_BY_SCALER = (
+    (_AGGR + "scaler", "degree", (_UTILS + "_degree", "degree")),
+    (_UTILS + "_degree", "maybe_num_nodes", (_UTILS + "num_nodes", "maybe_num_nodes")),
+    (_BASE, "scatter", (_UTILS + "_scatter", "scatter")),
+    (_UTILS + "_scatter", "broadcast", (_UTILS + "_scatter", "broadcast")),
+)
+
+
+@functools.cache
+def _of_scaler() -> Watch:
+    methods = {(f"{name}Aggregation", "forward"): _BASIC for name in _SCALED}
+    methods |= {("DegreeScalerAggregation", "forward"): _AGGR + "scaler"}
+    methods |= {("MultiAggregation", name): _AGGR + "multi" for name in ("forward", "combine")}
+    classes = {cls: getattr(sys.modules[where], cls) for (cls, _), where in methods.items()}
+    inherited = tuple((cls, name) for cls in classes for name in ("__call__", "reduce"))
+    places, paths = _named(_BY_SCALER)
+    paths += tuple(f"{cls}.{name}" for cls, name in (*methods, *inherited))
+    container = torch.nn.Sequential
+
+    def judge() -> str:
+        for (cls, name), where in methods.items():
+            if not is_known(inspect.getattr_static(classes[cls], name), where, f"{cls}.{name}"):
+                return f"{cls}.{name}"
+        for cls, name in inherited:
+            if not is_known(inspect.getattr_static(classes[cls], name), _BASE, f"Aggregation.{name}"):
+                return f"{cls}.{name}"
+        if not _is_as_written(container.forward, "torch.nn.modules.container"):
+            return "Sequential.forward"
+        return replaced_in_module(torch.nn.Module) or _replaced(_BY_SCALER)
+
+    places |= classes | {"Module": torch.nn.Module, "Sequential": container}
+    return Watch((), places, (*paths, *_OF_MODULE, "Sequential.forward"), judge)
+
+
+def replaced_in_scaler() -> str:
+    """What PyG's aggregations that are scaled by degree run, and is not PyG's own; empty if nothing."""
+    try:
+        return _of_scaler().verdict()  # type: ignore[no-any-return]
+    except AttributeError:
+        return "a function"
+
+
+# ---- attention -----------------------------------------------------------------------------------------------------------------
 @functools.cache
 def _attention(where: str) -> Watch:
     names = tuple((where, name, (_UTILS + _WHERE[name], name)) for name in _IN[where])
@@ -209,7 +286,7 @@ def replaced_in_attention(cls: type) -> str:
         where = cls.__module__
         if where not in _IN:
             return "the layer's module"
-        replaced = _attention(where).verdict() or (_edge_update(cls).verdict(cls) if where != _TRANSFORMER else "")
+        replaced = _attention(where).verdict() or (_edge_update(cls).verdict(cls) if where in (_GAT, _GATV2) else "")
     except AttributeError:
         replaced = "a function"
     return f"{replaced} is not the known one" if replaced else ""

@@ -104,7 +104,7 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
             if not first and (call.hops != 1 or _is_watched(weight)):
                 return in_order(module, x, edge_index, *rest)
             if form.normalised:
-                edge_index, weight, graph = _normalise(module, call, original)
+                edge_index, weight, graph = normalise(module, call.x, call.edge_index, call.edge_weight, call.reduce, original)
                 call = call._replace(edge_index=edge_index, edge_weight=weight, graph=graph)
             out = _in_one(module, call, first)
             if out is None:
@@ -142,7 +142,7 @@ class _Parts:
         shape = ("edge_weight", "view") if weighted else (None, "plain")
         if self.verdict.update is not None or self.verdict.reduce not in LINEAR or message.feature != "x" or message[1:3] != shape:
             raise Unsupported("the layer aggregates something else")
-        if not _plain(self.lin) or not (self.root is None or isinstance(self.root, torch.nn.Module)):
+        if not is_product(self.lin) or not (self.root is None or isinstance(self.root, torch.nn.Module)):
             raise Unsupported("its linear layer is more than a product")
         if form.bias and self.lin._parameters.get("bias") is not None:
             raise Unsupported("it has two biases")
@@ -233,27 +233,30 @@ def _look(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any, weigh
     return _Call(x, x_dst, edge_index, weight, size, parts.lin, root, bias, parts.reduce, parts.hops, copies, parts.verdict.place)
 
 
-def _normalise(module: Any, call: _Call, original: FunctionType) -> tuple[Tensor, Any, Any]:
-    """The edges and weights as ``gcn_norm`` gives them to the layer, and their graph if it is known."""
+def normalise(
+    module: Any, x: Tensor, edge_index: Tensor, edge_weight: Any, reduce: str, original: FunctionType
+) -> tuple[Tensor, Any, Any]:
+    """The edges and weights as ``gcn_norm`` gives them to a layer with this ``original`` forward, and their graph if it is known.
+    With ``reduce`` of ``"sum"`` nobody may see how loops are listed."""
     own = module.__dict__
     if not own.get("normalize", True):
-        return call.edge_index, call.edge_weight, None
+        return edge_index, edge_weight, None
     kept = own.get("_cached_edge_index")
     if kept is not None:
         return *kept, None
-    gcn_norm, num_nodes = original.__globals__["gcn_norm"], call.x.shape[0]
-    options = (own.get("improved", False), own["add_self_loops"], own["flow"], call.x.dtype)
-    arguments = (call.edge_index, call.edge_weight, num_nodes, *options)
+    gcn_norm, num_nodes = original.__globals__["gcn_norm"], x.shape[0]
+    options = (own.get("improved", False), own["add_self_loops"], own["flow"], x.dtype)
+    arguments = (edge_index, edge_weight, num_nodes, *options)
     if own.get("cached"):
         kept = module._cached_edge_index = gcn_norm(*arguments)
         return *kept, None
     if saved_tensors_are_watched() or not is_dispatched(gcn_norm):
         return *gcn_norm(*arguments), None
-    if call.reduce == "sum":
+    if reduce == "sum":
         made = normalised(*arguments)
         if made is not None:
             return made
-    return *sharing(call.edge_index, False, gcn_norm, *arguments), None
+    return *sharing(edge_index, False, gcn_norm, *arguments), None
 
 
 def _in_one(module: Any, call: _Call, first: bool) -> Tensor | None:
@@ -268,7 +271,7 @@ def _in_one(module: Any, call: _Call, first: bool) -> Tensor | None:
     if bias is not None and bias.shape != lin_weight.shape[:1]:
         return None
     if root is not None:
-        if not _plain(root):
+        if not is_product(root):
             return None
         root_weight = root._parameters.get("weight")
         if root._parameters.get("bias") is not None or not _fits(x_dst, root_weight, None) or x_dst.dtype != dtype:
@@ -507,7 +510,7 @@ def _is_cheaper_first(module: Any, call: _Call) -> bool:
     return True
 
 
-def _plain(lin: Any) -> bool:
+def is_product(lin: Any) -> bool:
     """Whether calling ``lin`` is a product and a bias and nothing else."""
     own = lin.__dict__
     return is_linear(type(lin)) and "forward" not in own and "_call_impl" not in own and not any(module_hooks(own))

@@ -14,6 +14,7 @@ from gnnfast.cache import Sightings, cache, keep_if_captured
 from gnnfast.pyg import guards
 from gnnfast.pyg.known import replaced_in_loops
 from gnnfast.types import INDEX_DTYPES
+from gnnfast.unsupported import Unsupported
 
 _sightings = Sightings()
 
@@ -47,6 +48,23 @@ def with_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
     with torch.no_grad(), torch.inference_mode(False):
         loops = torch.arange(num_nodes, device=edge_index.device)
         return torch.cat([edge_index[:, edge_index[0] != edge_index[1]], torch.stack([loops, loops])], 1)
+
+
+def kept_edges(edge_index: Tensor) -> Tensor:
+    """The ids of the edges that are no self loops, int64: kept with ``edge_index``. Raises Unsupported."""
+    key = "edges that are no loops"
+    if guards.capturing(edge_index.device):
+        found: Any = cache.find((edge_index,), key)
+        if found is None:
+            raise Unsupported("a CUDA graph is being captured, and the self loops are not known; run once before")
+        keep_if_captured(found)
+        return found  # type: ignore[no-any-return]
+
+    def make() -> Tensor:
+        with torch.no_grad(), torch.inference_mode(False):
+            return (edge_index[0] != edge_index[1]).nonzero().view(-1)
+
+    return cache.get((edge_index,), key, make)  # type: ignore[no-any-return]
 
 
 def _is_known(edge_index: Any) -> bool:

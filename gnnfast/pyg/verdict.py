@@ -83,7 +83,7 @@ def _check_instance(module: Any) -> None:
         raise Unsupported("a method of torch.Tensor is not the known one")
 
 
-def _is_plain(aggregation: Any) -> bool:
+def is_plain(aggregation: Any) -> bool:
     """Whether nothing but its class says what an aggregation does."""
     own = aggregation.__dict__
     return not any(module_hooks(own)) and own.keys().isdisjoint(CALLED)
@@ -97,7 +97,7 @@ def check_module(module: Any) -> Verdict:
     kind = type(aggregation)
     if kind not in _reductions():
         raise Unsupported(f"the aggregation is {kind.__name__}")
-    if not _is_plain(aggregation):
+    if not is_plain(aggregation):
         raise Unsupported("hooks are registered on the aggregation")
     key = id(cls), kind
     entry = _verdicts.get(key) or _watch(cls, kind, key)
@@ -136,7 +136,7 @@ def check_steps(module: Any) -> Steps:
         raise Unsupported("a method of message passing is no plain function") from None
     if isinstance(steps, str):
         raise Unsupported(steps)
-    return steps if _is_plain(aggregation) else steps._replace(reduce="")  # type: ignore[no-any-return]
+    return steps if is_plain(aggregation) else steps._replace(reduce="")  # type: ignore[no-any-return]
 
 
 _steps: dict[tuple[int, type], tuple[known.Watch, weakref.ref[type]]] = {}

@@ -107,6 +107,16 @@ def pyg_layer(r: random.Random) -> tuple[str, Any]:
         "GATv2Conv": lambda: nn.GATv2Conv(F, 3, heads=2, add_self_loops=yes(), share_weights=yes()),
         "TransformerConv": lambda: nn.TransformerConv(F, 3, heads=2, beta=yes(), bias=yes(), dropout=r.choice([0.0, 0.5])),
         "AGNNConv": lambda: nn.AGNNConv(add_self_loops=yes()),
+        "PNAConv": lambda: nn.PNAConv(
+            F,
+            4,
+            r.sample(["mean", "min", "max", "std", "var", "sum"], 3),
+            ["identity", "amplification"],
+            torch.tensor([1, 2, 3]),
+            towers=2,
+            divide_input=yes(),
+            flow=flow,
+        ),
         "ResGatedGraphConv": lambda: nn.ResGatedGraphConv(F, F),
         **{name: (lambda c=c: c(aggr=aggr, flow=flow)) for name, c in user_classes().items()},
     }
@@ -135,6 +145,8 @@ class Pyg(World):
         self.layers = [layer.to(device, torch.float64) for layer in (layer, copy.deepcopy(layer))]
         self.weight_kind = r.choice(["none", "constant", "constant", "leaf", "parameter", "parameter"])
         self.x_kind, self.x_form = r.choice(["constant", "leaf", "parameter"]), r.choice(["plain"] * 3 + ["relu", "strided", "nan"])
+        if self.name == "PNAConv" and self.x_form == "nan":  # which of its gradients are then finite is not PyG's
+            self.x_form = "plain"
         self.edge_form = r.choice(["plain"] * 4 + ["strided", "EdgeIndex", "int32"])
         self.settings = r.choice([{}] * 4 + [{"kernel": "gas"}, {"kernel": "gar"}, {"feature_density_threshold": 1.0}])
         # Which of several loops of a node gives its weight is open on a GPU: PyG writes them to one place in any order.

@@ -68,16 +68,81 @@ def test_bipartite(name, loops, device):
     assert _served(compare(_Pair(layer), *x, edge_index.to(device), tolerance=1e-9))
 
 
-def test_edge_features(device):
-    """Scores of edges are PyG's, their softmax and the aggregation are not."""
+FILLED = {
+    "no loops": {"add_self_loops": False},
+    "mean": {},
+    "number": {"fill_value": 0.5},
+    "tensor": {"fill_value": torch.tensor([1.0, -2.0, 3.0])},
+    "max": {"fill_value": "max"},
+    "dropout": {"dropout": 0.5},
+    "mean of heads": {"concat": False, "residual": True},
+}
+
+
+@pytest.mark.parametrize("options", FILLED)
+@pytest.mark.parametrize("name", ["random", "hub", "self_loops_and_duplicates", "sorted", "one_edge"])
+def test_edge_features(name, options, device):
+    """Also of self loops that are added, where nodes had none, one or several."""
+    dtype = torch.float32 if name == "random" else torch.float64
+    edge_index, num_src, num_dst = GRAPHS[name]()
+    n = max(num_src, num_dst)
+    x, attr = (torch.randn(m, k, device=device, dtype=dtype) for m, k in ((n, F), (edge_index.shape[1], 3)))
+    layer = nn.GATConv(F, 5, heads=2, edge_dim=3, **FILLED[options]).to(dtype)
+    report = compare(layer, x, edge_index.to(device), attr, tolerance=1e-9 if dtype is torch.float64 else 1e-4)
+    assert {kernel for place, kernel, _ in report.kernels if place == "pyg GATConv"} >= {"edge softmax"}
+    assert not report.fallbacks and not any("part" in kernel for _, kernel, _ in report.kernels)
+
+
+@pytest.mark.parametrize("loops", [True, False])
+def test_edge_features_of_one_column_and_of_pairs(loops, device):
+    edge_index, num_src, num_dst = GRAPHS["bipartite"]()
+    edge_index = edge_index.flip(0).to(device)  # more sources than destinations
+    if loops:
+        edge_index = edge_index[:, (edge_index < num_src).all(0)]
+    x = [torch.randn(m, f, device=device, dtype=torch.float64) for m, f in ((num_dst, F), (num_src, 6))]
+    attr = torch.randn(edge_index.shape[1], device=device, dtype=torch.float64)
+    layer = nn.GATConv((F, 6), 5, heads=2, edge_dim=1, add_self_loops=loops).double()
+    assert _served(compare(_PairOfEdges(layer), *x, edge_index, attr, tolerance=1e-9))
+
+
+class _PairOfEdges(_Pair):
+    def forward(self, a, b, edge_index, attr):
+        return self.conv((a, b), edge_index, attr)
+
+
+@pytest.mark.parametrize("fill", ["mean", "max"])
+def test_edge_features_twice_and_weights(fill, device):
+    edge_index, n, _ = GRAPHS["self_loops_and_duplicates"]()
+    x, attr = (torch.randn(m, k, device=device, dtype=torch.float64) for m, k in ((n, F), (edge_index.shape[1], 3)))
+    layer = nn.GATConv(F, 5, heads=2, edge_dim=3, fill_value=fill).to(device, torch.float64)
+    edge_index, leaves, results = edge_index.to(device), [x.requires_grad_(), attr.requires_grad_(), *layer.parameters()], []
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        out, (looped, alpha) = layer(x, edge_index, attr, return_attention_weights=True)
+        grads = torch.autograd.grad(out.sin().sum() + alpha.square().sum(), leaves, create_graph=True)
+        seconds = torch.autograd.grad(sum(g.square().sum() for g in grads), leaves, allow_unused=True)
+        results.append([looped.double(), out, alpha, *grads, *(g for g in seconds if g is not None)])
+    gnnfast.enable()
+    assert all(relative_error(f, e) < 1e-9 or e.norm() < 1e-12 for f, e in zip(*results))
+
+
+def test_edge_features_that_may_be_anything(device):
+    """A hook, and 16 bits, where rounding in another order shows: PyG's own scores."""
     edge_index, n, _ = GRAPHS["random"]()
     x, attr = torch.randn(n, F, device=device), torch.randn(edge_index.shape[1], 3, device=device)
     edge_index = edge_index.to(device)
-    for width, given in ((3, attr), (1, attr[:, 0])):
-        layer = nn.GATConv(F, 5, heads=2, edge_dim=width, add_self_loops=False)
-        assert ("pyg softmax", "edge softmax", "over CSR") in compare(layer, x, edge_index, given, tolerance=1e-4).kernels
-    report = compare(nn.GATConv(F, 5, heads=2, edge_dim=3), x, edge_index, attr, tolerance=1e-4)
-    assert any(key[:2] == ("pyg GATConv", "in parts") for key in report.kernels)
+    for loops in (True, False):
+        layer = nn.GATConv(F, 5, heads=2, edge_dim=3, add_self_loops=loops).to(device)
+        layer.lin_edge.register_forward_hook(lambda module, inputs, out: 2 * out)
+        compare(layer, x, edge_index, attr, tolerance=1e-4)
+        half = nn.GATConv(F, 5, edge_dim=3, add_self_loops=loops).to(device, torch.bfloat16)
+        found = half(x.bfloat16(), edge_index, attr.bfloat16())
+        gnnfast.disable()
+        assert relative_error(found, half(x.bfloat16(), edge_index, attr.bfloat16())) < 1e-2
+        gnnfast.enable()
+        layer = nn.GATConv(F, 5, heads=2, edge_dim=3, add_self_loops=loops).to(device)
+        layer.lin.register_forward_hook(lambda module, inputs, out: torch.cat([out, out]))  # as many loops as then are rows
+        assert _same(lambda layer=layer: layer(x, edge_index, attr))
 
 
 def test_weights_are_the_users_own(device):
@@ -307,7 +372,9 @@ def test_transformer_with_edge_features_and_weights(device):
     edge_index, n, _ = GRAPHS["random"]()
     x, attr = (torch.randn(m, k, device=device, dtype=torch.float64) for m, k in ((n, F), (edge_index.shape[1], 3)))
     edge_index = edge_index.to(device)
-    report = compare(nn.TransformerConv(F, 5, heads=2, edge_dim=3).double(), x, edge_index, attr)
+    layer = nn.TransformerConv(F, 5, heads=2, edge_dim=3).double()
+    layer.lin_edge.register_forward_hook(lambda module, inputs, out: 2 * out)
+    report = compare(layer, x, edge_index, attr)
     assert ("gathers and sum", "edge features are added to keys and values") in {(k, why) for _, k, why in report.kernels}
     layer = nn.TransformerConv(F, 5, heads=2).to(device, torch.float64)
     found = layer(x, edge_index, return_attention_weights=True)
@@ -575,3 +642,230 @@ def test_a_dropout_that_is_none(device):
         layer.dropout = 2.0
         with pytest.raises(ValueError, match="dropout probability"):
             layer(torch.randn(n, F, device=device), edge_index.to(device))
+
+
+# ---- AGNNConv and FAConv -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("options", [{}, {"requires_grad": False}, {"add_self_loops": False}])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_agnn(name, options, dtype, device):
+    edge_index, num_src, num_dst = GRAPHS[name]()
+    layer = nn.AGNNConv(**options)
+    layer.beta.data.fill_(1.7)
+    x = torch.randn(max(num_src, num_dst), F, device=device, dtype=dtype)
+    report = compare(layer.to(dtype), x, edge_index.to(device), tolerance=1e-9 if dtype is torch.float64 else 1e-4)
+    assert {kernel for place, kernel, _ in report.kernels if place == "pyg AGNNConv"} == {"attention"} and not report.fallbacks
+
+
+def test_agnn_of_wide_features(device):
+    """Wider than kernels hold on a GPU: products, softmax and sums, each by its own."""
+    edge_index, n, _ = GRAPHS["random"]()
+    compare(nn.AGNNConv().double(), torch.randn(n, 300, device=device, dtype=torch.float64), edge_index.to(device), tolerance=1e-9)
+
+
+class _FA(torch.nn.Module):
+    """FAConv with other first features."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x, x_0, edge_index, *weight):
+        return self.conv(x, x_0, edge_index, *weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "options", [{}, {"dropout": 0.5}, {"cached": True}, {"add_self_loops": False}, {"eps": 0.0}, {"normalize": False}], ids=str
+)
+@pytest.mark.parametrize("name", ["random", "hub", "self_loops_and_duplicates", "no_edges", "isolated"])
+def test_fa(name, options, training, dtype, device):
+    edge_index, num_src, num_dst = GRAPHS[name]()
+    layer = _FA(nn.FAConv(F, **options)).to(device, dtype).train(training)
+    x, x_0 = (torch.randn(max(num_src, num_dst), F, device=device, dtype=dtype) for _ in range(2))
+    weight = () if options != {"normalize": False} else (torch.rand(edge_index.shape[1], device=device, dtype=dtype),)
+    report = compare(layer, x, x_0, edge_index.to(device), *weight, tolerance=1e-9 if dtype is torch.float64 else 1e-4)
+    assert not report.fallbacks and not any("part" in kernel for _, kernel, _ in report.kernels)
+    assert {kernel for place, kernel, _ in report.kernels if place == "pyg FAConv"} <= {"gas sum", "gar sum"}
+
+
+@pytest.mark.parametrize("make", [nn.AGNNConv, lambda: _Initial(nn.FAConv(F, dropout=0.0))], ids=["AGNNConv", "FAConv"])
+def test_simple_attention_twice_and_written_into(make, device):
+    edge_index, n, _ = GRAPHS["random"]()
+    edge_index, layer = edge_index.to(device), make().to(device, torch.float64)
+    x, results = torch.randn(n, F, device=device, dtype=torch.float64), []
+    leaves = [x.requires_grad_(), *layer.parameters()]
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        grads = torch.autograd.grad(layer(x, edge_index).sin().sum(), leaves, create_graph=True)
+        seconds = torch.autograd.grad(sum(g.square().sum() for g in grads), leaves)
+        after = torch.autograd.grad(layer(x, edge_index).relu_().square().sum(), leaves)
+        results.append([*grads, *seconds, *after])
+    gnnfast.enable()
+    assert all(relative_error(f, e) < 1e-9 or e.norm() < 1e-12 for f, e in zip(*results))
+
+
+def test_features_of_agnn_may_be_written_into(device):
+    edge_index, n, _ = GRAPHS["random"]()
+    edge_index, layer = edge_index.to(device), nn.AGNNConv().to(device)
+
+    def run():
+        x = torch.linspace(-1, 1, n * F, device=device).view(n, F)
+        out = layer(x, edge_index)
+        x += out.detach()
+        return torch.autograd.grad(out.square().sum(), layer.beta)[0]
+
+    assert _same(run)
+
+
+class _Initial(torch.nn.Module):
+    def __init__(self, conv):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x, edge_index):
+        return self.conv(x, x.detach(), edge_index)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("make", [nn.AGNNConv, lambda: _Initial(nn.FAConv(F))], ids=["AGNNConv", "FAConv"])
+def test_simple_attention_of_16_bits(make, dtype, device):
+    edge_index, n, _ = GRAPHS["random"]()
+    layer, x = make().to(device, dtype), torch.randn(n, F, device=device, dtype=dtype)
+    edge_index = edge_index.to(device)
+    found, exact = layer(x, edge_index), copy.deepcopy(layer).double()(x.double(), edge_index)
+    gnnfast.disable()
+    framework = relative_error(layer(x, edge_index), exact)
+    gnnfast.enable()
+    assert found.dtype == dtype and relative_error(found, exact) <= 1.2 * framework + 1e-12
+
+
+class OtherAGNN(nn.AGNNConv):
+    def message(self, x_j, x_norm_i, x_norm_j, index, ptr, size_i):
+        return 2 * super().message(x_j, x_norm_i, x_norm_j, index, ptr, size_i)
+
+
+def _propagates(layer):
+    propagate = layer.propagate
+    layer.propagate = lambda *args, **kwargs: 3 * propagate(*args, **kwargs)
+
+
+CHANGES = {
+    "subclass": lambda layer: setattr(layer, "__class__", OtherAGNN),
+    "hook": lambda layer: layer.register_message_forward_hook(lambda module, inputs, out: 2 * out),
+    "aggregation": lambda layer: layer.aggr_module.register_forward_hook(lambda module, inputs, out: 2 * out),
+    "method": _propagates,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_user_changes_of_agnn_and_fa_runs(change, device):
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    for layer, args in ((nn.AGNNConv().to(device), (x, edge_index)), (nn.FAConv(F).to(device), (x, x, edge_index))):
+        if change == "subclass" and isinstance(layer, nn.FAConv):
+            continue
+        layer(*args)
+        CHANGES[change](layer)
+        assert _same(lambda layer=layer, args=args: layer(*args))
+    assert any(kernel == "in parts" for _, kernel, _ in gnnfast.report().kernels)
+
+
+def test_weights_of_fa_and_what_is_wrong_with_them(device):
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    layer = nn.FAConv(F).to(device)
+    assert _same(lambda: layer(x, x, edge_index, return_attention_weights=True)[1][1])
+    assert _same(lambda: layer(x, x, edge_index, torch.rand(200, device=device)))
+    assert _same(lambda: nn.FAConv(F, normalize=False).to(device)(x, x, edge_index))
+
+
+# ---- TransformerConv with edge features ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("width", [3, 7])  # narrower than a head, and wider
+@pytest.mark.parametrize("options", TRANSFORMERS)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_transformer_of_edge_features(name, options, width, device):
+    edge_index, num_src, num_dst = GRAPHS[name]()
+    sizes = (max(num_src, num_dst), F), (edge_index.shape[1], width)
+    x, attr = (torch.randn(size, device=device, dtype=torch.float64) for size in sizes)
+    layer = nn.TransformerConv(F, 5, edge_dim=width, **TRANSFORMERS[options]).double()
+    report = compare(layer, x, edge_index.to(device), attr, tolerance=1e-9)
+    assert {kernel for place, kernel, _ in report.kernels if place == "pyg TransformerConv"} >= {"edge softmax"}
+    assert not report.fallbacks and not any("part" in kernel for _, kernel, _ in report.kernels)
+
+
+@pytest.mark.parametrize("make", [nn.TransformerConv, nn.GATConv])
+@pytest.mark.parametrize("width", [3, 7])
+def test_edge_features_of_32_bits(width, make, device):
+    edge_index, n, _ = GRAPHS["random"]()
+    leaves = [torch.randn(m, k, device=device, requires_grad=True) for m, k in ((n, F), (edge_index.shape[1], width))]
+    layer, edge_index, results = make(F, 5, heads=2, edge_dim=width).to(device), edge_index.to(device), []
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        out = layer(leaves[0], edge_index, leaves[1])
+        results.append([out, *torch.autograd.grad(out.square().sum(), [*leaves, layer.lin_edge.weight])])
+    gnnfast.enable()
+    assert all(relative_error(f, e) < 1e-5 for f, e in zip(*results))
+
+
+@pytest.mark.parametrize("width", [3, 7])
+def test_transformer_of_edge_features_of_pairs_twice(width, device):
+    edge_index, num_src, num_dst = GRAPHS["bipartite"]()
+    x = [torch.randn(m, f, device=device, dtype=torch.float64) for m, f in ((num_src, F), (num_dst, 6))]
+    attr = torch.randn(edge_index.shape[1], width, device=device, dtype=torch.float64)
+    layer = nn.TransformerConv((F, 6), 5, heads=2, edge_dim=width).to(device, torch.float64)
+    compare(_PairOfEdges(layer), *x, edge_index.to(device), attr, tolerance=1e-9)
+    edge_index, leaves, results = edge_index.to(device), [*(t.requires_grad_() for t in (*x, attr)), *layer.parameters()], []
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        grads = torch.autograd.grad(layer(tuple(x), edge_index, attr).sin().sum(), leaves, create_graph=True)
+        seconds = torch.autograd.grad(sum(g.square().sum() for g in grads), leaves, allow_unused=True)
+        results.append([*grads, *(g for g in seconds if g is not None)])
+    gnnfast.enable()
+    assert all(relative_error(f, e) < 1e-8 or e.norm() < 1e-12 for f, e in zip(*results))
+
+
+def test_edges_that_change_and_what_is_not_served_of_them(device):
+    edge_index, n, _ = GRAPHS["random"]()
+    x, attr = torch.randn(n, F, device=device), torch.randn(edge_index.shape[1], 3, device=device)
+    edge_index = edge_index.to(device)
+    for layer in (nn.TransformerConv(F, 5, edge_dim=3).to(device), nn.GATConv(F, 5, edge_dim=3).to(device)):
+        for _ in range(2):
+            for _ in range(3):
+                assert _same(lambda layer=layer: layer(x, edge_index, attr))
+            edge_index[:, :20] = edge_index[:, :20].flip(1).roll(1, 0)
+        assert _same(lambda layer=layer: layer(x, edge_index, attr, return_attention_weights=True)[1][1])
+        if device.type == "cpu":  # on a GPU PyG itself may end in a device-side assertion
+            assert _same(lambda layer=layer: layer(x, edge_index, attr[:-1]))
+            assert _same(lambda layer=layer: layer(x, edge_index))
+            assert _same(lambda layer=layer: layer(x, edge_index, attr[:, :2]))
+
+
+@pytest.mark.parametrize("make", ["AGNNConv", "FAConv", "TransformerConv", "GATConv"])
+def test_compiled_layers_are_pygs_own(make, device):
+    edge_index, n, _ = GRAPHS["random"]()
+    x, attr = torch.randn(n, F, device=device), torch.randn(edge_index.shape[1], 3, device=device)
+    edge_index = edge_index.to(device)
+    layer = {
+        "AGNNConv": nn.AGNNConv,
+        "FAConv": lambda: _Initial(nn.FAConv(F)),
+        "TransformerConv": lambda: nn.TransformerConv(F, 5, edge_dim=3),
+        "GATConv": lambda: nn.GATConv(F, 5, edge_dim=3),
+    }[make]().to(device)
+    args = (x, edge_index, attr) if make in ("TransformerConv", "GATConv") else (x, edge_index)
+    compiled = torch.compile(layer, backend="aot_eager")
+    assert relative_error(compiled(*args), layer(*args)) < 1e-4
+
+
+def test_edge_features_evaluated_and_then_trained(device):
+    """What is kept of a graph that was met under inference_mode is good for training."""
+    x, attr = torch.randn(30, F, device=device), torch.randn(200, 3, device=device)
+    for make in (nn.TransformerConv, nn.GATConv):
+        edge_index, layer = GRAPHS["random"]()[0].to(device), make(F, 5, edge_dim=3).to(device)
+        with torch.inference_mode():
+            expected = layer(x, edge_index, attr)
+            assert relative_error(layer(x, edge_index.clone(), attr), expected) < 1e-5
+        out = layer(x, edge_index, attr)
+        out.sum().backward()
+        assert relative_error(out, expected) < 1e-5 and layer.lin_edge.weight.grad is not None
