@@ -43,7 +43,8 @@ class Unknown(Exception):
 
 
 class Patches:
-    """A list of changes that can be undone, last one first."""
+    """A list of changes that can be undone, last one first. An interrupt may come between any two lines: how a change is undone is
+    noted before it is made and forgotten after, and to undo it twice, or before it was made, does nothing."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -52,15 +53,15 @@ class Patches:
     def set_attribute(self, owner: Any, name: str, value: Any) -> None:
         """``setattr`` that :meth:`restore` takes back."""
         old = vars(owner).get(name, _MISSING)
-        setattr(owner, name, value)
 
         def undo() -> None:
-            if old is _MISSING:
-                delattr(owner, name)
-            else:
+            if old is not _MISSING:
                 setattr(owner, name, old)
+            elif name in vars(owner):
+                delattr(owner, name)
 
         self._undo.append(undo)
+        setattr(owner, name, value)
 
     def add_dispatch(
         self,
@@ -79,7 +80,7 @@ class Patches:
                 the dictionary holds the parameters in between.
             traced: what ``torch.compile`` traces in place of ``dispatch``; if not given, the original body.
         """
-        if function in self._swapped:
+        if function in self._swapped and function.__code__ is not self._swapped[function]:
             return
         names = list(inspect.signature(function).parameters)
         if as_dict:
@@ -90,23 +91,24 @@ class Patches:
         # Names of its own: several functions of a module may be patched.
         names_of = {kind: f"{_HOOK}_{kind}_{function.__qualname__.replace('.', '_')}" for kind in ("dispatch", "traced")}
         block = (_BLOCK if traced is None else _BLOCK + _TRACED_BLOCK).format(hook=_HOOK, arguments=arguments, **names_of)
-        code = _inject(source, function, block)
-        self._swapped[function] = function.__code__
+        original, code = function.__code__, _inject(source, function, block)
         import torch
 
         hooks = {names_of["dispatch"]: dispatch} | ({} if traced is None else {names_of["traced"]: traced})
         added = [*hooks] if "torch" in function.__globals__ else [*hooks, "torch"]
-        function.__globals__.update(hooks | {"torch": torch})
-        function.__code__ = code
 
         def undo() -> None:
-            original = self._swapped.pop(function)
-            if function.__code__ is code:  # else it is somebody else's by now
+            if function.__code__ is code:
                 function.__code__ = original
+            if function.__code__ is original:  # else it is somebody else's by now
                 for n in added:
                     function.__globals__.pop(n, None)
+            self._swapped.pop(function, None)
 
         self._undo.append(undo)
+        self._swapped[function] = original
+        function.__globals__.update(hooks | {"torch": torch})
+        function.__code__ = code
 
     def original(self, function: FunctionType) -> FunctionType:
         """The function with its original code, callable while the patch is in place."""
@@ -118,7 +120,8 @@ class Patches:
     def restore(self) -> None:
         """Undoes everything; every attribute and every code object is then the one it was."""
         while self._undo:
-            self._undo.pop()()
+            self._undo[-1]()
+            self._undo.pop()
 
 
 def class_of(method: FunctionType) -> Any:
