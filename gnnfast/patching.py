@@ -43,7 +43,8 @@ class Unknown(Exception):
 
 
 class Patches:
-    """A list of changes that can be undone, last one first."""
+    """A list of changes that can be undone, last one first. An interrupt may come between any two lines: how a change is undone is
+    noted before it is made and forgotten after, and to undo it twice, or before it was made, does nothing."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -52,15 +53,15 @@ class Patches:
     def set_attribute(self, owner: Any, name: str, value: Any) -> None:
         """``setattr`` that :meth:`restore` takes back."""
         old = vars(owner).get(name, _MISSING)
-        setattr(owner, name, value)
 
         def undo() -> None:
-            if old is _MISSING:
-                delattr(owner, name)
-            else:
+            if old is not _MISSING:
                 setattr(owner, name, old)
+            elif name in vars(owner):
+                delattr(owner, name)
 
         self._undo.append(undo)
+        setattr(owner, name, value)
 
     def add_dispatch(
         self,
@@ -82,7 +83,7 @@ class Patches:
             replace: ``(text, arguments, callable)``: an expression that stands once in the body, and what computes it instead from
                 these arguments, but for a compiler or TorchScript.
         """
-        if function in self._swapped:
+        if function in self._swapped and function.__code__ is not self._swapped[function]:
             return
         names = list(inspect.signature(function).parameters)
         if as_dict:
@@ -99,22 +100,23 @@ class Patches:
             name = f"{_HOOK}_replaced_{function.__qualname__.replace('.', '_')}"
             expression = replace[0], f"({replace[0]} if torch.compiler.is_compiling() else {name}({replace[1]}))"
             hooks[name] = replace[2]
-        code = _inject(source, function, block, expression)
-        self._swapped[function] = function.__code__
+        original, code = function.__code__, _inject(source, function, block, expression)
         import torch
 
         added = [*hooks] if "torch" in function.__globals__ else [*hooks, "torch"]
-        function.__globals__.update(hooks | {"torch": torch})
-        function.__code__ = code
 
         def undo() -> None:
-            original = self._swapped.pop(function)
-            if function.__code__ is code:  # else it is somebody else's by now
+            if function.__code__ is code:
                 function.__code__ = original
+            if function.__code__ is original:  # else it is somebody else's by now
                 for n in added:
                     function.__globals__.pop(n, None)
+            self._swapped.pop(function, None)
 
         self._undo.append(undo)
+        self._swapped[function] = original
+        function.__globals__.update(hooks | {"torch": torch})
+        function.__code__ = code
 
     def original(self, function: FunctionType) -> FunctionType:
         """The function with its original code, callable while the patch is in place."""
@@ -126,7 +128,8 @@ class Patches:
     def restore(self) -> None:
         """Undoes everything; every attribute and every code object is then the one it was."""
         while self._undo:
-            self._undo.pop()()
+            self._undo[-1]()
+            self._undo.pop()
 
 
 def class_of(method: FunctionType) -> Any:

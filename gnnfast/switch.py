@@ -38,16 +38,20 @@ def enable() -> None:
         if _enabled:
             return
         _enabled = True
-        if not _watching:
-            _watching = True
-            for backend, name in _modules():  # runs at once for a module that is there already
-                wrapt.register_post_import_hook(functools.partial(_install, backend), name)
-        else:
-            for backend, name in _modules():
-                if name in sys.modules:
-                    _install(backend, sys.modules[name])
-        if _native.cuda.loaded:
-            check_when_synchronising(_patches.setdefault("torch", Patches()))
+        try:
+            if not _watching:
+                for backend, name in _modules():  # runs at once for a module that is there already
+                    wrapt.register_post_import_hook(functools.partial(_install, backend), name)
+                _watching = True
+            else:
+                for backend, name in _modules():
+                    if name in sys.modules:
+                        _install(backend, sys.modules[name])
+            if _native.cuda.loaded:
+                check_when_synchronising(_patches.setdefault("torch", Patches()))
+        except BaseException:  # an interrupt: on or off, but not between
+            disable()
+            raise
 
 
 def make_importable() -> None:
@@ -68,10 +72,10 @@ def disable() -> None:
     global _enabled
     with _lock:
         _enabled = False
-        while _patches:
-            backend, patches = _patches.popitem()
-            patches.restore()
+        for backend in list(_patches):  # forgotten once it is done: an interrupt may come before
+            _patches[backend].restore()
             reporting.unpatched(backend)
+            del _patches[backend]
 
 
 def is_enabled() -> bool:
