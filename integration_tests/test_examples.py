@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name != "data.py")  # data.py: what they share
+SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name != "data.py" and not path.name.startswith("dgl_"))
 
+# Those of DGL are run in with_dgl; data.py is what these share.
 pytestmark = pytest.mark.skipif(not SCRIPTS, reason="the tests run outside of the source tree, which has the examples")
 pytest.importorskip("torch_geometric", reason="PyG is not installed")
 
@@ -24,8 +25,8 @@ def test_example(script, device, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"loss \d+\.\d+, test accuracy [01]\.\d+", done.stdout)
-    assert "Fallbacks to the framework: none" in done.stdout, done.stdout
-    assert re.search(r"pyg \w+Conv +[│|]", done.stdout), done.stdout
+    assert "left to the framework" not in done.stdout, done.stdout
+    assert re.search(r"^ *\d+ +\w+Conv ", done.stdout, re.M), done.stdout
 
 
 def test_every_example_is_listed():

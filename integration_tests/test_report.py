@@ -136,7 +136,8 @@ def test_a_profile_tells_gnnfast_from_the_rest(device):
             step()
     names = {row.name: row for row in found.operations}
     assert found.steps == 3
-    assert names["gnnfast: spmm"].host_ms > 0 and "dropout" in names and "optimiser (Adam)" in names
+    spmm = [row for name, row in names.items() if name.startswith("gnnfast: spmm")]  # over COO on a GPU
+    assert spmm and spmm[0].host_ms > 0 and "dropout" in names and "optimiser (Adam)" in names
     assert "bernoulli_" not in names  # a part of dropout
     (site,) = (s for s in found.sites if s.kernel not in words.PARTS)
     assert site.layer == "pyg GCNConv" and site.calls == 3 and site.site.startswith("test_report.py:")

@@ -222,7 +222,7 @@ def unsupported_operands(gidx: Any, *operands: tuple[str, Any, str]) -> str:
     if of.too_large:
         return "the graph has too many nodes or edges"
     for name, t, rows in operands:
-        if t.shape[0] != getattr(of, rows) or of.device != t.device.type[:3]:
+        if t.shape[0] != getattr(of, rows) or of.device != t.device.type:
             return f"{name} of shape {list(t.shape)} on {t.device} do not fit the graph"
     return ""
 

@@ -18,15 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnfast import _native
 from gnnfast.dgl.structure import known, structure
 from gnnfast.dispatch import edges, execute
 from gnnfast.dispatch.edges import Ends
 from gnnfast.graph import Graph
 from gnnfast.graph.formats import BY_DST, BY_SRC
-from gnnfast.ops.spmm import below_autograd
-from gnnfast.ops.spmm import edges as by_slot
 from gnnfast.reporting import ran
 from gnnfast.types import EXTREMA, FEATURE_DTYPES, TIES
+
+if _native.cpu.loaded:
+    from gnnfast.ops.spmm import below_autograd
+    from gnnfast.ops.spmm import edges as by_slot
 
 ALL = "__ALL__"
 _NEUTRAL = {"max": -math.inf, "min": math.inf}

@@ -59,7 +59,8 @@ class Known:
     def size(self, gidx: Any) -> None:
         source, target = gidx.metagraph.find_edge(0)
         self.num_src, self.num_dst = gidx.number_of_nodes(source), gidx.number_of_nodes(target)
-        self.device = str(gidx.ctx)[:3]
+        # What the bridge has put on a GPU. A DGL with CUDA of its own calls the device "gpu", and is left alone.
+        self.device = "cuda" if hasattr(type(gidx), "ends") else str(gidx.ctx)[:3]
         edges = gidx.number_of_edges(0)
         self.too_large = max(self.num_src, self.num_dst) >= MOST_NODES or edges >= MOST_EDGES
         self.num_edges = edges  # last: it says that the others are there

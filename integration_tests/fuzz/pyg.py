@@ -145,7 +145,7 @@ class Pyg(World):
         self.layers = [layer.to(device, torch.float64) for layer in (layer, copy.deepcopy(layer))]
         self.weight_kind = r.choice(["none", "constant", "constant", "leaf", "parameter", "parameter"])
         self.x_kind, self.x_form = r.choice(["constant", "leaf", "parameter"]), r.choice(["plain"] * 3 + ["relu", "strided", "nan"])
-        if self.name == "PNAConv" and self.x_form == "nan":  # which of its gradients are then finite is not PyG's
+        if self.name in ("PNAConv", "AGNNConv") and self.x_form == "nan":  # which of its gradients are then finite is not PyG's
             self.x_form = "plain"
         self.edge_form = r.choice(["plain"] * 4 + ["strided", "EdgeIndex", "int32"])
         self.settings = r.choice([{}] * 4 + [{"kernel": "gas"}, {"kernel": "gar"}, {"feature_density_threshold": 1.0}])

@@ -21,7 +21,7 @@ IDS = [torch.int32, torch.int64]
 SHAPES = [((4,), (4,)), ((), ()), ((), (3,)), ((3,), (1,)), ((3, 4), (3, 1)), ((3, 1), (3, 4)), ((1, 4), (3, 1)), ((4,), (2, 3, 4))]
 SHAPES += [((2, 3, 4), (2, 1, 1)), ((2, 3, 4), (3, 1))]
 BINARY = ["add", "sub", "mul", "div"]
-TOLERANCES = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 3e-2}
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 5e-5, torch.bfloat16: 3e-2}
 
 
 @pytest.fixture
@@ -103,6 +103,8 @@ def compare(make, device, cases):
                 continue
             assert a.dtype == b.dtype and a.shape == b.shape and a.device.type == device.type
             half = a.dtype is torch.bfloat16
+            if half and device.type == "cuda" and a is not ours[0] and f.__name__.endswith(("max", "min")):
+                continue  # of edges that are equal but for rounding, either may have got the gradient
             error = relative_error(a.cpu().double(), e if half else b.double())
             assert error < TOLERANCES[a.dtype] or (half and error < 1.5 * relative_error(b.double(), e)), (f.__name__, leaves)
 

@@ -174,6 +174,8 @@ def test_graphs_that_are_met_first(layer, monkeypatch):
 @pytest.mark.parametrize("layer", ["GATConv", "GATv2Conv"])
 @pytest.mark.parametrize("training", [True, False])
 def test_dropout_as_the_framework_draws_it(layer, training, device):
+    if training and device.type == "cuda":
+        pytest.skip("DGL itself is on the CPU, whose random numbers are others")
     g = square("random", device=device)
     module = {"GATConv": nn.GATConv, "GATv2Conv": nn.GATv2Conv}[layer](
         F, 4, 3, feat_drop=0.2, attn_drop=0.4, residual=True, allow_zero_in_degree=True
