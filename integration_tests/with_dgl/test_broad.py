@@ -109,8 +109,7 @@ def compare(make, device, cases):
             assert error < TOLERANCES[a.dtype] or (half and error < 1.5 * relative_error(b.double(), e)), (f.__name__, leaves)
 
 
-@pytest.mark.parametrize("idtype", IDS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "idtype"), zip(KINDS, itertools.cycle(IDS)))
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
 def test_aggregations(reduce, kind, idtype, device):
     make = lambda: KINDS[kind](idtype)  # noqa: E731

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import weakref
 
 import comparison
@@ -103,8 +104,7 @@ def served(report, layer):
     return ("dgl", layer.split()[0]) in {tuple(place.split()) for place, kernel, _ in report.kernels if kernel != "in parts"}
 
 
-@pytest.mark.parametrize("idtype", IDS)
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize(("name", "idtype"), zip(GRAPHS, itertools.cycle(IDS)))
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layer(layer, name, idtype, device):
     g = square(name, idtype, device)
