@@ -12,13 +12,18 @@ from torch import Tensor
 
 from gnnfast import _native
 from gnnfast.config import settings
+from gnnfast.dgl.messages import reduce_edges
 from gnnfast.dgl.structure import FEW_EDGES, known, sized, structure
 from gnnfast.dispatch import execute
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.reporting import fell_back
 from gnnfast.types import FEATURE_DTYPES
 
-OPS, REDUCES = ("copy_lhs", "mul"), ("sum", "mean", "max", "min")  # of gspmm; DGL divides by multiplying with the inverse
+if _native.cpu.loaded:
+    from gnnfast.ops.convert import MANY_PAGES, empty
+
+# Of gspmm; DGL divides by multiplying with the inverse.
+OPS, REDUCES = ("copy_lhs", "copy_rhs", "mul", "add", "sub"), ("sum", "mean", "max", "min")
 _DTYPES = (torch.float32, torch.float64)  # others DGL might not have
 
 
@@ -28,8 +33,9 @@ def make_gspmm(original: Any) -> Any:
     @functools.wraps(original)
     def gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
         if op == "div" and isinstance(rhs_data, Tensor):
-            op, rhs_data = "mul", 1.0 / rhs_data
-        reason = _slower(gidx, _what(op, reduce_op, lhs_data, rhs_data), lhs_data, rhs_data) if op in OPS else ""
+            op, rhs_data = "mul", inverse(rhs_data)
+        operands = (rhs_data,) if op == "copy_rhs" else (lhs_data, rhs_data)
+        reason = _slower(gidx, _what(op, reduce_op, lhs_data, rhs_data), *operands) if op in OPS else ""
         reason = reason or _unsupported(gidx, op, reduce_op, lhs_data, rhs_data)
         if reason:
             fell_back(f"dgl {op}.{reduce_op}", reason)
@@ -47,7 +53,8 @@ def make_gspmm_mean(original: Any) -> Any:
     def gspmm(g: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
         if reduce_op == "mean" and isinstance(lhs_data, Tensor) and op in OPS:
             lhs, rhs = (lhs_data, rhs_data) if op == "copy_lhs" else reshape_lhs_rhs(lhs_data, rhs_data)
-            if not _unsupported(g._graph, op, reduce_op, lhs, rhs):
+            narrow = _what(op, "sum", lhs, rhs) == "narrow" and _slower(g._graph, "narrow", lhs, rhs)
+            if not narrow and not _unsupported(g._graph, op, reduce_op, lhs, rhs):
                 known(g._graph).calls += 1
                 return _gspmm(g._graph, op, reduce_op, lhs, rhs)
         return original(g, op, reduce_op, lhs_data, rhs_data)
@@ -118,8 +125,6 @@ NARROW = 2
 
 def slower_than_dgl(what: str, new: bool, training: bool, num_edges: int, num_nodes: int, width: int) -> str:
     """Why a call is left to DGL, if it is: a pure function of sizes."""
-    if what == "max" and training and num_edges >= MANY_A_NODE * num_nodes:
-        return "the gradient of a maximum over many edges a node is faster in DGL"
     if what == "narrow" and training:
         return "the gradients of a weight for every one or two features are faster in DGL"
     if num_edges > FEW_EDGES or num_edges * width >= (NEW if new else KNOWN).get(what, (0, 0))[training]:
@@ -129,12 +134,14 @@ def slower_than_dgl(what: str, new: bool, training: bool, num_edges: int, num_no
 
 def _what(op: str, reduce_op: str, lhs: Any, rhs: Any) -> str:
     """Under which name the tables above have an aggregation."""
-    if reduce_op != "sum":
+    if reduce_op not in ("sum", "mean"):
         return "max"
+    if op in ("copy_rhs", "add", "sub"):
+        return "edges"
     if op == "copy_lhs" or not (isinstance(lhs, Tensor) and isinstance(rhs, Tensor) and lhs.dim() and rhs.dim()):
         return "sum"
-    weights = rhs.shape[1:].numel()
-    return "product" if weights == 1 else "narrow" if NARROW * weights >= lhs.shape[1:].numel() else "products"
+    weights, features = rhs.shape[1:].numel(), lhs.shape[1:].numel()
+    return "product" if weights == 1 or weights == features else "narrow" if NARROW * weights >= features else "products"
 
 
 def _slower(gidx: Any, what: str, *operands: Any) -> str:
@@ -170,6 +177,8 @@ def _unsupported(gidx: Any, op: str, reduce_op: str, lhs: Any, rhs: Any) -> str:
         return f"reduce is {reduce_op}"
     if op == "copy_lhs":
         return unsupported_operands(gidx, ("features", lhs, "num_src"))
+    if op == "copy_rhs":
+        return unsupported_operands(gidx, ("features of edges", rhs, "num_edges"))
     reason = unsupported_operands(gidx, ("features", lhs, "num_src"), ("weights", rhs, "num_edges"))
     if not reason and heads_of_weights(lhs, rhs) is None:
         return f"weights of shape {list(rhs.shape)} against features of shape {list(lhs.shape)}"
@@ -227,6 +236,29 @@ def unsupported_operands(gidx: Any, *operands: tuple[str, Any, str]) -> str:
     return ""
 
 
+class _Inverse(torch.autograd.Function):
+    """``1 / t`` and its gradient, of large arrays on a CPU, where torch's operations would take longer for their page faults."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor) -> Tensor:  # type: ignore[override]
+        made = torch.reciprocal(t, out=empty(t, t.shape[0], t.shape[1:].numel()).view(t.shape))
+        ctx.save_for_backward(made)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        (made,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return -grad * made * made
+        return torch.mul(grad, made, out=empty(made, made.shape[0], made.shape[1:].numel()).view(made.shape)).mul_(made).neg_()
+
+
+def inverse(t: Tensor) -> Tensor:
+    """``1 / t``, by which DGL divides."""
+    large = t.dim() > 1 and t.device.type == "cpu" and t.nbytes >= MANY_PAGES and t.is_floating_point() and t.is_contiguous()
+    return _Inverse.apply(t) if large and type(t) in (Tensor, torch.nn.Parameter) else 1.0 / t  # type: ignore[no-any-return]
+
+
 def heads_of_weights(lhs: Tensor, rhs: Tensor) -> int | None:
     """Number of weights per edge if broadcasting ``rhs`` against ``lhs`` (right-aligned) gives each a run of features."""
     x, w = tuple(lhs.shape[1:]), tuple(rhs.shape[1:])
@@ -240,17 +272,20 @@ def heads_of_weights(lhs: Tensor, rhs: Tensor) -> int | None:
 
 
 def _gspmm(gidx: Any, op: str, reduce_op: str, lhs: Tensor, rhs: Any) -> Tensor:
-    graph = structure(gidx)
+    graph, place = structure(gidx), f"dgl {op}.{reduce_op}"
+    # Rows without edges hold the reduction's neutral element, which update_all() turns into 0, but a graph without edges holds 0.
+    empty = {"max": -math.inf, "min": math.inf}.get(reduce_op, 0.0) if graph.num_edges else 0.0
+    if op == "copy_rhs":
+        return reduce_edges(graph, rhs, reduce_op, place)
     shape = lhs.shape[1:]
     x = lhs if lhs.dim() == 2 else lhs.reshape(lhs.shape[0], shape.numel())  # the same object: constant features are known by it
     weight = None
-    if op == "mul":
+    if op != "copy_lhs":
         heads = heads_of_weights(lhs, rhs)
         assert heads is not None
-        weight = rhs.reshape(graph.num_edges) if heads == 1 else rhs.reshape(graph.num_edges, heads)
-    # Rows without edges hold the reduction's neutral element, which update_all() turns into 0, but a graph without edges holds 0.
-    empty = {"max": -math.inf, "min": math.inf}.get(reduce_op, 0.0) if graph.num_edges else 0.0
-    out = execute.aggregate(
-        graph, x, weight, reduce_op, place=f"dgl {op}.{reduce_op}", ties="first", empty=empty, owner=known(gidx).key
-    )
+        weight = rhs.reshape(graph.num_edges) if heads == 1 and op == "mul" else rhs.reshape(graph.num_edges, heads)
+    if op in ("add", "sub"):
+        out = execute.plus(graph, x, weight, reduce_op, op == "sub", place=place, empty=empty)
+    else:
+        out = execute.aggregate(graph, x, weight, reduce_op, place=place, ties="first", empty=empty, owner=known(gidx).key)
     return out.view(graph.num_dst, *shape)

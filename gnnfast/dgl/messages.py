@@ -30,6 +30,7 @@ from gnnfast.types import EXTREMA, FEATURE_DTYPES, TIES
 if _native.cpu.loaded:
     from gnnfast.ops.spmm import below_autograd
     from gnnfast.ops.spmm import edges as by_slot
+    from gnnfast.ops.spmm_plus import first_of
 
 ALL = "__ALL__"
 _NEUTRAL = {"max": -math.inf, "min": math.inf}
@@ -68,7 +69,7 @@ def gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> T
     place = f"dgl {op}.{reduce_op}"
     _check(graph, op, (lhs_data, "u"), (rhs_data, "e"))
     if op == "copy_rhs":
-        return _reduce_edges(graph, rhs_data, reduce_op, place)
+        return reduce_edges(graph, rhs_data, reduce_op, place)
     weights = heads_of_weights(lhs_data, rhs_data) if op == "mul" else None
     if op == "copy_lhs" or weights is not None:
         x, shape = _rows(lhs_data), lhs_data.shape[1:]
@@ -80,9 +81,9 @@ def gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> T
     lhs, rhs = _aligned(lhs_data, rhs_data)
     if op == "add" and reduce_op not in EXTREMA:  # no message exists
         of_nodes = execute.aggregate(graph, _rows(lhs), None, reduce_op, place=place).view(graph.num_dst, *lhs.shape[1:])
-        return of_nodes + _reduce_edges(graph, rhs, reduce_op, place)
+        return of_nodes + reduce_edges(graph, rhs, reduce_op, place)
     gathered = _at(graph, lhs, "u")
-    return _reduce_edges(graph, gathered * rhs if op == "mul" else gathered + rhs, reduce_op, place)
+    return reduce_edges(graph, gathered * rhs if op == "mul" else gathered + rhs, reduce_op, place)
 
 
 @_autocast
@@ -244,6 +245,8 @@ class _FirstExtremum(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         (first,) = ctx.saved_tensors
         dst = ctx.ends.ids[BY_DST]
+        if not grad.is_cuda:
+            return first_of(grad, first, dst.numel(), grad.shape[1]), None, None, None
         edge = torch.arange(dst.numel(), dtype=first.dtype, device=dst.device)
         taken = first.index_select(0, dst) == edge.unsqueeze(1)
         return torch.where(taken, edges.gather(grad, ctx.ends, BY_DST), 0), None, None, None
@@ -254,7 +257,7 @@ def _at(graph: Graph, data: Tensor, target: str) -> Tensor:
     return data if target == "e" else edges.gather(data, _ends(graph), BY_SRC if target == "u" else BY_DST)
 
 
-def _reduce_edges(graph: Graph, data: Tensor, reduce: str, place: str) -> Tensor:
+def reduce_edges(graph: Graph, data: Tensor, reduce: str, place: str) -> Tensor:
     """``[E, ...]`` reduced at the destinations."""
     ran(place, f"edges {reduce}", "over CSR, where each row of messages is read once")
     if reduce not in EXTREMA:

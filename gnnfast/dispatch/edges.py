@@ -16,7 +16,8 @@ from gnnfast.graph.formats import BY_DST
 from gnnfast.types import EXTREMA, Matrix
 
 if _native.cpu.loaded:
-    from gnnfast.ops.spmm import SPMM, SPMM_MAX, apply_of, call, over_degree
+    from gnnfast.ops.convert import empty
+    from gnnfast.ops.spmm import SPMM, SPMM_MAX, apply_of, below_autograd, call, over_degree
 
 
 class Ends:
@@ -44,7 +45,14 @@ def gather(x: Tensor, ends: Ends, side: int) -> Tensor:
     """``x [nodes, ...]`` at one end of each edge: ``[E, ...]``."""
     if torch.is_grad_enabled() and x.requires_grad:
         return _gather(x, ends, side, ends.ids[side])  # type: ignore[no-any-return]
-    return x.index_select(0, ends.ids[side])
+    return _gathered(x, ends.ids[side])
+
+
+def _gathered(x: Tensor, ids: Tensor) -> Tensor:
+    if x.is_cuda or x.dim() != 2 or torch.compiler.is_compiling() or type(x) is not Tensor:
+        return x.index_select(0, ids)
+    with below_autograd():
+        return torch.index_select(x, 0, ids, out=empty(x, ids.numel(), x.shape[1]))
 
 
 def reduce(messages: Tensor, ends: Ends, how: str, side: int = BY_DST) -> Tensor:
@@ -85,7 +93,7 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, ends: Ends, side: int, ids: Tensor) -> Tensor:
         ctx.ends, ctx.side = ends, side
         ctx.save_for_backward(ids)
-        return x.index_select(0, ids)
+        return _gathered(x, ids)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]

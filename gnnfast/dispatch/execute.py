@@ -32,6 +32,7 @@ if _native.cpu.loaded:
     from gnnfast.ops.pair_attention import PAIR_ATTENTION
     from gnnfast.ops.sddmm import SDDMM, SDDMM_COO
     from gnnfast.ops.spmm import call
+    from gnnfast.ops.spmm_plus import SPMM_PLUS, SPMM_PLUS_MAX
 
 
 def aggregate(
@@ -271,6 +272,18 @@ def edge_relu(graph: Graph, x: Tensor, of_edges: Tensor, *, place: str) -> Tenso
         ids.check()
     count(graph, place, "sum of relu(x_j + edge)", "over CSR, no message is kept", x.nbytes)
     return call(EDGE_RELU, needs_grad, args, x, of_edges, needs_grad)  # type: ignore[no-any-return]
+
+
+def plus(graph: Graph, x: Tensor, of_edges: Tensor, reduce: str, minus: bool, *, place: str, empty: float = 0.0) -> Tensor:
+    """On a CPU, the sum, mean, max or min over the in-edges of each node of ``x[source] + of_edges``, or ``- of_edges``: ``[num_dst,
+    F]``, of ``x [num_src, F]`` and ``of_edges [E, H]`` of one dtype. Rows without edges hold ``empty`` in place of an extremum; of
+    edges that tie the first takes the gradient."""
+    needs_grad = torch.is_grad_enabled() and (x.requires_grad or of_edges.requires_grad)
+    args = graph.args(torch.is_grad_enabled() and x.requires_grad, x.shape[1] * x.element_size())
+    count(graph, place, f"{reduce} of x_j {'-' if minus else '+'} edge", "over CSR, no message is made", x.nbytes)
+    if reduce in EXTREMA:
+        return call(SPMM_PLUS_MAX, needs_grad, args, of_edges, x, minus, reduce == "min", needs_grad, empty)  # type: ignore[no-any-return]
+    return call(SPMM_PLUS, needs_grad, args, of_edges, x, minus, reduce == "mean")  # type: ignore[no-any-return]
 
 
 def head_dots(x: Tensor, vectors: Tensor) -> Tensor:

@@ -74,6 +74,22 @@ def check_facts(facts: Sequence[int], num_rows: int, num_cols: int, num_edges: i
     return bool(is_sorted)
 
 
+MANY_PAGES = 4 << 20  # bytes, kManyPages in plugin_src/common/check.h
+
+
+def empty(like: Tensor, rows: int, width: int) -> Tensor:
+    """Uninitialised ``[rows, width]`` of the dtype and on the device of ``like``. What torch makes of many megabytes on a CPU takes
+    several times as long to be written as this, which lies in huge pages."""
+    if like.is_cuda or rows * width * like.element_size() < MANY_PAGES or torch.compiler.is_compiling():
+        return like.new_empty(rows, width)
+    return torch.ops.gnnfast.empty_rows.default(like.detach(), rows, width)  # type: ignore[no-any-return]
+
+
+@torch.library.register_fake("gnnfast::empty_rows")
+def _(like: Tensor, rows: int, width: int) -> Tensor:
+    return like.new_empty(rows, width)
+
+
 _derived = WeakTensorKeyDictionary()
 _owners = WeakTensorKeyDictionary()
 

@@ -39,6 +39,7 @@ def main(device: str, seed: int, count: int) -> None:
     signal.signal(signal.SIGINT, interrupts)
     print("ready", flush=True)
     for _ in range(count):
+        torch.set_grad_enabled(True)  # torch's own contexts leave it off where they are interrupted as they end
         try:
             interrupts.armed = True
             while True:
@@ -54,7 +55,7 @@ def main(device: str, seed: int, count: int) -> None:
     assert torch.allclose(model(x, edge_index), expected, atol=1e-4)
     assert "gnnfast" not in GCNConv.forward.__code__.co_filename, "a patch was left"
     gnnfast.enable()
-    assert "gnnfast" in GCNConv.forward.__code__.co_filename, "a patch was lost"
+    assert "gnnfast" in GCNConv.forward.__code__.co_filename, gnnfast.report().as_dict()["patches"]
     print("fine", flush=True)
 
 

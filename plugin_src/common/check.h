@@ -5,6 +5,9 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include <algorithm>
 #include <cstdint>
@@ -61,6 +64,22 @@ inline void check_same_device(const char* name, const Tensor& t, const Tensor& r
 // Asking costs less than a call of the dispatcher that does nothing.
 inline Tensor as_contiguous(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
 
+// From so many bytes on, writing an array for the first time takes longer for its page faults than for its bytes: 126 MB took
+// 104 ms, and 19 ms in huge pages, which Linux gives by default to who asks for them.
+constexpr int64_t kManyPages = int64_t{4} << 20;
+
+// Asks for huge pages in an array on the host, which nobody has written yet. Refused, it costs what it cost before.
+inline void ask_for_huge_pages(const Tensor& t) {
+#if defined(__linux__)
+  const int64_t bytes = t.numel() * static_cast<int64_t>(t.element_size());
+  if (bytes < kManyPages || t.is_cuda()) return;
+  constexpr uintptr_t kHuge = uintptr_t{2} << 20;
+  const uintptr_t data = reinterpret_cast<uintptr_t>(t.const_data_ptr());
+  const uintptr_t begin = (data + kHuge - 1) & ~(kHuge - 1), end = (data + static_cast<uintptr_t>(bytes)) & ~(kHuge - 1);
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
 // An uninitialised, contiguous tensor on the device of `ref`, without a call of the dispatcher: small graphs feel each.
 inline Tensor make_empty(const Tensor& ref, std::initializer_list<int64_t> sizes, ScalarType dtype) {
   int64_t strides[4] = {1, 1, 1, 1};
@@ -72,7 +91,15 @@ inline Tensor make_empty(const Tensor& ref, std::initializer_list<int64_t> sizes
   AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), size, strides,
                                                   static_cast<int32_t>(dtype), device, ref.get_device_index(), &handle));
-  return Tensor(handle);
+  Tensor made(handle);
+  ask_for_huge_pages(made);
+  return made;
+}
+
+// The same, of zeros.
+inline Tensor make_zeros(const Tensor& ref, std::initializer_list<int64_t> sizes, ScalarType dtype) {
+  Tensor made = make_empty(ref, sizes, dtype);
+  return torch::stable::zero_(made);
 }
 
 // Numbers that the host knows.

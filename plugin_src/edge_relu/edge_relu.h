@@ -60,7 +60,7 @@ std::tuple<Tensor, Tensor> edge_relu_backward(GNNFAST_GRAPH_PARAMS, const Tensor
   args.kept = const_cast<uint8_t*>(kept.const_data_ptr<uint8_t>());
   Tensor to_x = make_empty(grad, {args.a.num_rows, args.width}, grad.scalar_type());
   const int64_t edges = need_w ? args.a.num_edges : 0;
-  Tensor to_w = may_leave_out(args.a) ? torch::stable::new_zeros(grad, {edges, args.width})
+  Tensor to_w = may_leave_out(args.a) ? make_zeros(grad, {edges, args.width}, grad.scalar_type())
                                       : make_empty(grad, {edges, args.width}, grad.scalar_type());
   args.out = to_x.mutable_data_ptr();
   args.to_w = need_w ? to_w.mutable_data_ptr() : nullptr;

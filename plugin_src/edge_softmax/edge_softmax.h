@@ -32,7 +32,7 @@ std::tuple<Tensor, Tensor> run_edge_softmax(const Csr& m, const Tensor* prob, co
   if (score) args.score = pointer("score", *score, m.num_edges);
   if (dst) args.dst = pointer("dst", *dst, m.num_rows);
   if (src) args.src = pointer("src", *src, -1);
-  Tensor out = may_leave_out(m) ? torch::stable::new_zeros(ref, {m.num_edges, heads})
+  Tensor out = may_leave_out(m) ? make_zeros(ref, {m.num_edges, heads}, ref.scalar_type())
                                 : make_empty(ref, {m.num_edges, heads}, ref.scalar_type());
   args.out = out.mutable_data_ptr();
   const ScalarType wide = acc_dtype(ref.scalar_type());

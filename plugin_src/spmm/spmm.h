@@ -77,6 +77,49 @@ std::tuple<Tensor, Tensor> spmm_max(GNNFAST_GRAPH_PARAMS, const OptTensor& weigh
   return {out, aux};
 }
 
+// What spmm_plus and spmm_plus_max have in common.
+inline OptTensor check_plus(SpmmArgs& args, const Tensor& weight, const Tensor& x, bool minus) {
+  const OptTensor w = check_weight(args, weight, x);
+  args.mode = args.mode == kElementWeight ? kElementPlus : kHeadPlus;
+  args.plus = minus ? -1 : 1;
+  args.x = x.const_data_ptr();
+  return w;
+}
+
+// Sums, or means, of x[col] + weight, or x[col] - weight.
+template <class Device>
+Tensor spmm_plus(GNNFAST_GRAPH_PARAMS, const Tensor& weight, const Tensor& x_, bool minus, bool mean) {
+  const Tensor x = check_features("x", x_, -1);
+  SpmmArgs args{};
+  args.a = check_csr(rowptr, col, perm, schedule, layout, x);
+  const OptTensor w = check_plus(args, weight, x, minus);
+  args.op = kSum;
+  args.mean = mean;
+  Tensor out = empty_like_rows(x, args.a.num_rows, x.scalar_type());
+  args.out = out.mutable_data_ptr();
+  if (out.numel() > 0) Device::spmm(args, x);
+  return out;
+}
+
+// Their maxima, or minima, and with `train` the first edge that attains each.
+template <class Device>
+std::tuple<Tensor, Tensor> spmm_plus_max(GNNFAST_GRAPH_PARAMS, const Tensor& weight, const Tensor& x_, bool minus, bool minimum,
+                                         bool train, double empty) {
+  const Tensor x = check_features("x", x_, -1);
+  SpmmArgs args{};
+  args.a = check_csr(rowptr, col, perm, schedule, layout, x);
+  const OptTensor w = check_plus(args, weight, x, minus);
+  args.op = train ? kMaxFirst : kMax;
+  args.negate = minimum;
+  args.empty = empty;
+  Tensor out = empty_like_rows(x, args.a.num_rows, x.scalar_type());
+  Tensor aux = empty_like_rows(x, train ? args.a.num_rows : 0, ScalarType::Int);
+  args.out = out.mutable_data_ptr();
+  args.aux = train ? aux.mutable_data_ptr<int32_t>() : nullptr;
+  if (out.numel() > 0) Device::spmm(args, x);
+  return {out, aux};
+}
+
 // Gradient of spmm_max for x, over the transposed matrix: `value` [num_cols, F] and `self`, the x of the forward pass, give
 // kSumWhereEqual, `arg` kSumWhereFirst.
 template <class Device>
@@ -116,7 +159,8 @@ std::tuple<Tensor, Tensor> spmm_backward(GNNFAST_GRAPH_PARAMS, const Tensor& wei
   args.x = grad.const_data_ptr();
   args.self = self.const_data_ptr();
   Tensor out = empty_like_rows(grad, args.a.num_rows, grad.scalar_type());
-  Tensor dot = torch::stable::empty_like(*w);
+  Tensor dot = w->dim() == 1 ? make_empty(*w, {w->size(0)}, w->scalar_type())
+                             : make_empty(*w, {w->size(0), w->size(1)}, w->scalar_type());
   if (may_leave_out(args.a)) dot = torch::stable::zero_(dot);
   args.out = out.mutable_data_ptr();
   args.dot = dot.mutable_data_ptr();

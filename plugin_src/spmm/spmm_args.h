@@ -2,6 +2,8 @@
 //
 //   out[i, f] = reduce over the edges e of row i of  weight[e, f / (F / H)] * x[col[e], f]
 //
+// or, on a CPU, of  x[col[e], f] + plus * weight[e, f / (F / H)]  with plus = 1 or -1, for kSum, kMax and kMaxFirst.
+//
 // A is `num_rows` x `num_cols` in CSR: rowptr [num_rows + 1], col [E], int32. perm [E] (optional) maps a CSR slot to the user's
 // edge id, by which weight [E] or [E, H] and every edge-valued output are indexed; H divides F. Rows with no edge get 0 (sum,
 // mean) or `empty` (max, min). Slots of a row are added in order, one row has one owner, so results do not vary from run to
@@ -25,7 +27,8 @@
 namespace gnnfast {
 
 enum SpmmOp : int { kSum, kMax, kMaxFirst, kMaxCount, kSumWhereEqual, kSumWhereFirst, kSumAndDot };
-enum WeightMode : int { kNoWeight, kHeadWeight, kElementWeight };  // none; [E, H] with D = F / H > 1; [E, F]
+// None; [E, H] with D = F / H > 1; [E, F]; and the same two, added.
+enum WeightMode : int { kNoWeight, kHeadWeight, kElementWeight, kHeadPlus, kElementPlus };
 
 struct SpmmArgs {
   Csr a;
@@ -33,6 +36,7 @@ struct SpmmArgs {
   WeightMode mode;
   bool mean, negate, count_zero;
   double empty;
+  double plus;             // 0: weights multiply
   const double* scale;     // [num_rows] or null
   int64_t width, heads;    // F, H
   const void* weight;      // [E], [E, H]

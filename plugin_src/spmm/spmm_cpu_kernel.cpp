@@ -20,13 +20,15 @@ inline void reduce_block(const SpmmArgs& p, int64_t row, int64_t f0, int64_t las
   using Slot = decltype(Mask{}[0] + 0);
   const T* x = static_cast<const T*>(p.x) + f0;
   const T* weight = static_cast<const T*>(p.weight);
-  if constexpr (W == kHeadWeight) weight += f0 / (p.width / p.heads);
-  if constexpr (W == kElementWeight) weight += f0;
+  constexpr bool kHead = W == kHeadWeight || W == kHeadPlus, kElement = W == kElementWeight || W == kElementPlus;
+  constexpr bool kPlus = W == kHeadPlus || W == kElementPlus;
+  if constexpr (kHead) weight += f0 / (p.width / p.heads);
+  if constexpr (kElement) weight += f0;
   const int32_t *col = p.a.col, *perm = p.a.perm;
   const int64_t width = p.width, heads = p.heads;
   const int64_t begin = p.a.rowptr[row], end = p.a.rowptr[row + 1], last_slot = p.a.num_edges - 1;
   auto at = [last](int n) { return n == N - 1 ? last : int64_t{n} * L; };
-  const A sign = p.negate ? -1 : 1;
+  const A sign = p.negate ? -1 : 1, plus = static_cast<A>(p.plus);
 
   V acc[N];
   Mask aux[N];
@@ -39,14 +41,23 @@ inline void reduce_block(const SpmmArgs& p, int64_t row, int64_t f0, int64_t las
     const T* source = x + col[e] * width;
     const T* ahead = x + col[e + kPrefetch < last_slot ? e + kPrefetch : last_slot] * width;
 #pragma GCC unroll 8
-    for (int n = 0; n < N; n += 64 / static_cast<int>(L * sizeof(T)) + (L * sizeof(T) > 64)) __builtin_prefetch(ahead + at(n));
+    for (int n = 0; n < N; n += 64 / static_cast<int>(L * sizeof(T)) + (L * sizeof(T) > 64)) {
+      __builtin_prefetch(ahead + at(n));
+      if constexpr (kElement) {
+        const int64_t next = e + kPrefetch < last_slot ? e + kPrefetch : last_slot;
+        __builtin_prefetch(weight + (perm ? perm[next] : next) * heads + at(n));
+      }
+    }
     const int64_t id = W != kNoWeight && perm ? perm[e] : e;
-    const A w = W == kHeadWeight ? load(weight + id * heads) : A{1};
+    const A w = kHead ? load(weight + id * heads) : A{1};
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
       V v = load_vector<L>(source + at(n));
-      if constexpr (W == kHeadWeight) v = w * v;
-      if constexpr (W == kElementWeight) v = load_vector<L>(weight + id * heads + at(n)) * v;
+      if constexpr (W != kNoWeight) {
+        V of_edge = V{} + w;
+        if constexpr (kElement) of_edge = load_vector<L>(weight + id * heads + at(n));
+        v = kPlus ? v + plus * of_edge : of_edge * v;
+      }
       if constexpr (OP == kSum) {
         acc[n] += v;
       } else {
@@ -96,7 +107,7 @@ inline int64_t reduce_vectors(const SpmmArgs& p, int64_t row, int64_t f, int64_t
 template <class T, int OP, int W, int L = kLanes<acc_t<T>>>
 void reduce_rows(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
   constexpr int kMost = L < kLanes<acc_t<T>> ? (L > 1 ? 2 : 1) : OP == kSum ? 8 : 4;
-  const int64_t segment = W == kHeadWeight ? p.width / p.heads : p.width;  // a block lies within one head
+  const int64_t segment = W == kHeadWeight || W == kHeadPlus ? p.width / p.heads : p.width;  // a block lies within one head
   if constexpr (L > 1)
     if (segment < L) return reduce_rows<T, OP, W, L / 2>(p, row_begin, row_end);
   for (int64_t row = row_begin; row < row_end; ++row) {
@@ -117,7 +128,7 @@ void backward_rows(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
   using A = acc_t<T>;
   constexpr int L = kLanes<A>;
   const T *x = static_cast<const T*>(p.x), *weight = static_cast<const T*>(p.weight);
-  const int64_t width = p.width, heads = W == kNoWeight ? 1 : p.heads, segment = width / heads;
+  const int64_t width = p.width, heads = W == kHeadWeight ? p.heads : 1, segment = width / heads;
   A* acc = new A[width];
   for (int64_t row = row_begin; row < row_end; ++row) {
     for (int64_t f = 0; f < width; ++f) acc[f] = 0;
@@ -125,10 +136,22 @@ void backward_rows(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
     for (int64_t e = p.a.rowptr[row]; e < p.a.rowptr[row + 1]; ++e) {
       const int64_t id = p.a.perm ? p.a.perm[e] : e, source = p.a.col[e] * width;
       for (int64_t h = 0; h < heads; ++h) {
-        const A w = W == kNoWeight ? A{1} : load(weight + id * heads + h);
+        const A w = W != kHeadWeight ? A{1} : load(weight + id * heads + h);
         int64_t f = h * segment;
         const int64_t end = f + segment;
-        if constexpr (OP == kSumAndDot) {
+        if constexpr (W == kElementWeight) {  // kSumAndDot with a weight for each feature
+          const T *mine = self, *taken = x + source, *by = weight + id * width;
+          T* product = static_cast<T*>(p.dot) + id * width;
+          for (; f + L <= end; f += L) {
+            const auto v = load_vector<L>(taken + f);
+            store_vector<L>(product + f, load_vector<L>(mine + f) * v);
+            store_vector<L>(acc + f, load_vector<L>(acc + f) + load_vector<L>(by + f) * v);
+          }
+          for (; f < end; ++f) {
+            store(product + f, load(mine + f) * load(taken + f));
+            acc[f] += load(by + f) * load(taken + f);
+          }
+        } else if constexpr (OP == kSumAndDot) {
           store(static_cast<T*>(p.dot) + id * heads + h, dot(self + f, x + source + f, segment));
           for (; f + L <= end; f += L) store_vector<L>(acc + f, load_vector<L>(acc + f) + w * load_vector<L>(x + source + f));
         }
@@ -151,7 +174,9 @@ void backward_rows(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
 
 template <class T, int OP>
 void dispatch_weight(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
-  if constexpr (OP >= kSumWhereEqual) {  // full weights are heads of one feature here
+  if constexpr (OP >= kSumWhereEqual) {
+    if (p.mode == kElementWeight && OP == kSumAndDot) return backward_rows<T, kSumAndDot, kElementWeight>(p, row_begin, row_end);
+    // Else full weights are heads of one feature.
     if (p.mode == kNoWeight) return backward_rows<T, OP, kNoWeight>(p, row_begin, row_end);
     return backward_rows<T, OP, kHeadWeight>(p, row_begin, row_end);
   } else {
@@ -162,6 +187,12 @@ void dispatch_weight(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
         return reduce_rows<T, OP, kHeadWeight>(p, row_begin, row_end);
       case kElementWeight:
         return reduce_rows<T, OP, kElementWeight>(p, row_begin, row_end);
+      case kHeadPlus:
+        if constexpr (OP != kMaxCount) return reduce_rows<T, OP, kHeadPlus>(p, row_begin, row_end);
+        return;
+      case kElementPlus:
+        if constexpr (OP != kMaxCount) return reduce_rows<T, OP, kElementPlus>(p, row_begin, row_end);
+        return;
     }
   }
 }
