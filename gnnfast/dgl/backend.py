@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gnnfast import _native
 from gnnfast.config import settings
-from gnnfast.dgl.messages import reduce_edges
+from gnnfast.dgl.messages import pair_of_ends, reduce_edges
 from gnnfast.dgl.structure import FEW_EDGES, known, sized, structure
 from gnnfast.dispatch import execute
 from gnnfast.graph.checks import saved_tensors_are_watched
@@ -68,6 +68,10 @@ def make_gsddmm(original: Any) -> Any:
 
     @functools.wraps(original)
     def gsddmm(gidx: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "u", rhs_target: str = "v") -> Any:
+        if op in ("add", "sub", "mul", "div") and not _unsupported_pair(gidx, lhs_data, rhs_data, lhs_target, rhs_target):
+            if op == "div":
+                op, rhs_data = "mul", 1.0 / rhs_data
+            return pair_of_ends(structure(gidx), op, lhs_data, rhs_data, lhs_target)
         reason = _unsupported_dot(gidx, op, lhs_data, rhs_data, lhs_target, rhs_target)
         if reason:
             fell_back(f"dgl sddmm {op}", reason)
@@ -198,6 +202,18 @@ def _unsupported_dot(gidx: Any, op: str, lhs: Any, rhs: Any, lhs_target: str, rh
     if not reason and (lhs.shape[1:] != rhs.shape[1:] or 0 in lhs.shape[1:-1]):
         return f"features of shapes {list(lhs.shape)} and {list(rhs.shape)}"
     return reason
+
+
+def _unsupported_pair(gidx: Any, lhs: Any, rhs: Any, lhs_target: str, rhs_target: str) -> str:
+    """Why an operator on both ends of edges is left to DGL, if it is."""
+    if (lhs_target, rhs_target) not in (("u", "v"), ("v", "u")) or not isinstance(lhs, Tensor) or not isinstance(rhs, Tensor):
+        return f"operands are of {lhs_target} and {rhs_target}"
+    if lhs.shape[1:] != rhs.shape[1:] or lhs.dtype not in _DTYPES:
+        return f"features of shapes {list(lhs.shape)} and {list(rhs.shape)}"
+    if sized(gidx).num_edges * lhs.shape[1:].numel() * lhs.element_size() < MANY_PAGES:
+        return "too small to gain"
+    rows = {"u": "num_src", "v": "num_dst"}
+    return unsupported_operands(gidx, ("features", lhs, rows[lhs_target]), ("features", rhs, rows[rhs_target]))
 
 
 def meets_first(gidx: Any) -> bool:

@@ -28,6 +28,7 @@ from gnnfast.reporting import ran
 from gnnfast.types import EXTREMA, FEATURE_DTYPES, TIES
 
 if _native.cpu.loaded:
+    from gnnfast.ops.convert import derived
     from gnnfast.ops.spmm import below_autograd
     from gnnfast.ops.spmm import edges as by_slot
     from gnnfast.ops.spmm_plus import first_of
@@ -266,6 +267,13 @@ def reduce_edges(graph: Graph, data: Tensor, reduce: str, place: str) -> Tensor:
     return out.view(graph.num_dst, *data.shape[1:])  # type: ignore[no-any-return]
 
 
+def pair_of_ends(graph: Graph, op: str, lhs: Tensor, rhs: Tensor, lhs_target: str) -> Tensor:
+    """``lhs op rhs`` of features of one shape at both ends of each edge, on a CPU."""
+    side = BY_SRC if lhs_target == "u" else BY_DST
+    ran(f"dgl sddmm {op}", "edges", "one pass over the edges")
+    return edges.combine(_rows(lhs), _rows(rhs), _ends(graph), side, op).view(graph.num_edges, *lhs.shape[1:])
+
+
 def _softmax(graph: Graph, logits: Tensor) -> Tensor:
     return execute.softmax(graph, _rows(logits), place="dgl edge_softmax").view(logits.shape)
 
@@ -295,8 +303,17 @@ def _empty(graph: Graph, reduce: str) -> float:
 def _ends(graph: Graph) -> Ends:
     coo = graph.coo
     if coo is None:  # of a graph on a CPU that came compressed
-        dst, src, ids = by_slot(graph.args(False))
-        coo = torch.empty_like(src).scatter_(0, ids, src), torch.empty_like(dst).scatter_(0, ids, dst)
+        args = graph.args(False)
+
+        def make() -> Tensor:
+            dst, src, ids = by_slot(args)
+            made = torch.empty(2, ids.numel(), dtype=torch.int32)
+            made[0, ids], made[1, ids] = src.int(), dst.int()
+            return made
+
+        kept = derived(args.rowptr, ("ends by id", args.perm is None), make)
+        assert kept is not None
+        coo = kept[0], kept[1]
     return Ends(coo[1], coo[0], lambda: graph)
 
 

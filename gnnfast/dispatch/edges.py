@@ -55,6 +55,20 @@ def _gathered(x: Tensor, ids: Tensor) -> Tensor:
         return torch.index_select(x, 0, ids, out=empty(x, ids.numel(), x.shape[1]))
 
 
+def combine(lhs: Tensor, rhs: Tensor, ends: Ends, side: int, how: str) -> Tensor:
+    """On a CPU, ``lhs [nodes, F]`` at the end of each edge on a side, plus, minus (``how`` is ``"add"`` or ``"sub"``) or times
+    (``"mul"``) ``rhs [nodes, F]`` at its other end: ``[E, F]``. Nothing else of that size is made."""
+    if torch.is_grad_enabled() and (lhs.requires_grad or rhs.requires_grad):
+        return _combine(lhs, rhs, ends, side, how)  # type: ignore[no-any-return]
+    return _combined(lhs, rhs, ends, side, how)
+
+
+def _combined(lhs: Tensor, rhs: Tensor, ends: Ends, side: int, how: str) -> Tensor:
+    op = ("add", "sub", "mul").index(how)
+    with below_autograd():
+        return torch.ops.gnnfast.combine_ends.default(ends.ids[side], ends.ids[1 - side], lhs, rhs, op)  # type: ignore[no-any-return]
+
+
 def reduce(messages: Tensor, ends: Ends, how: str, side: int = BY_DST) -> Tensor:
     """The sum, mean, max or min of ``messages [E, ...]`` at each node: ``[nodes, ...]``; 0 where there are none. Of several edges
     that attain an extremum each gets an even share of the gradient, and so does the 0 that ``torch.scatter_reduce`` starts from."""
@@ -101,6 +115,29 @@ class _Gather(torch.autograd.Function):
         return _sum(grad, ctx.ends, ctx.side, False, ids), None, None, None
 
 
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, lhs: Tensor, rhs: Tensor, ends: Ends, side: int, how: str) -> Tensor:
+        ctx.ends, ctx.side, ctx.how = ends, side, how
+        ctx.save_for_backward(*ends.ids, *((lhs, rhs) if how == "mul" else ()))
+        return _combined(lhs, rhs, ends, side, how)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        kept, ends, sides = ctx.saved_tensors, ctx.ends, (ctx.side, 1 - ctx.side)
+        found: list[Tensor | None] = [None, None]
+        for nth, side in enumerate(sides):
+            if not ctx.needs_input_grad[nth]:
+                continue
+            if ctx.how == "mul":
+                args = ends.towards(side).args(torch.is_grad_enabled(), grad.shape[1] * grad.element_size())
+                found[nth] = call(SPMM, torch.is_grad_enabled(), args, grad.contiguous(), None, kept[3 - nth], False, None)
+            else:
+                summed = _sum(grad, ends, side, False, kept[side])
+                found[nth] = -summed if nth and ctx.how == "sub" else summed
+        return *found, None, None, None
+
+
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, messages: Tensor, ends: Ends, side: int, mean: bool, ids: Tensor) -> Tensor:
@@ -134,4 +171,4 @@ class _Extremum(torch.autograd.Function):
 
 
 if _native.cpu.loaded:
-    _gather, _sum, _extremum = apply_of(_Gather), apply_of(_Sum), apply_of(_Extremum)
+    _gather, _combine, _sum, _extremum = map(apply_of, (_Gather, _Combine, _Sum, _Extremum))

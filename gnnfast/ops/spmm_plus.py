@@ -93,14 +93,17 @@ def first_of(grad: Tensor, arg: Tensor, num_edges: int, heads: int) -> Tensor:
     """``grad [M, F]`` at the edges that ``arg`` names, ``[E, H]``, summed over the features of a head; 0 elsewhere."""
     if not num_edges or not heads:
         return grad.new_zeros(num_edges, heads)
+    if not torch.is_grad_enabled() and grad.dtype in (torch.float32, torch.float64):
+        return run(_ops.scatter_first.default, grad, arg, num_edges, heads)  # type: ignore[no-any-return]
     head = torch.arange(grad.shape[1], device=grad.device) // (grad.shape[1] // heads)
     at = (arg.clamp(min=0).long() * heads + head).flatten()
     share = grad.masked_fill(arg < 0, 0).flatten()
-    if torch.is_grad_enabled():
-        return grad.new_zeros(num_edges * heads).index_add(0, at, share).view(num_edges, heads)
-    made = empty(grad, num_edges, heads).zero_()
-    made.view(-1).index_add_(0, at, share)
-    return made
+    return grad.new_zeros(num_edges * heads).index_add(0, at, share).view(num_edges, heads)
+
+
+@torch.library.register_fake("gnnfast::scatter_first")
+def _(grad: Tensor, arg: Tensor, num_edges: int, heads: int) -> Tensor:
+    return grad.new_empty(num_edges, heads)
 
 
 SPMM_PLUS_MAX = register(Formula(_ops.spmm_plus_max.default, _max_keep, _max_backward, hides=True))

@@ -31,6 +31,85 @@ void first_products(const SddmmArgs& p) {
   });
 }
 
+enum CombineOp : int64_t { kAdd, kSubtract, kMultiply };
+
+template <class T, class I, CombineOp OP>
+void combine_rows(const Tensor& row, const Tensor& column, const Tensor& a, const Tensor& b, Tensor& out) {
+  const int64_t edges = row.size(0), width = a.size(1), chunks = thread_count(edges * width, kGrain);
+  const I *rows = row.const_data_ptr<I>(), *columns = column.const_data_ptr<I>();
+  const T *of_rows = a.const_data_ptr<T>(), *of_columns = b.const_data_ptr<T>();
+  T* made = out.mutable_data_ptr<T>();
+  for (const auto& [ids, size] : {std::pair{rows, a.size(0)}, std::pair{columns, b.size(0)}})
+    for (int64_t e = 0; e < edges; ++e)
+      GNNFAST_CHECK(ids[e] >= 0 && ids[e] < size, "an id of ", ids[e], " is out of range [0, ", size, ")");
+  parallel_chunks(chunks, [&](int64_t c) {
+    for (int64_t e = edges * c / chunks; e < edges * (c + 1) / chunks; ++e) {
+      const T *x = of_rows + rows[e] * width, *y = of_columns + columns[e] * width;
+      T* to = made + e * width;
+#pragma GCC ivdep
+      for (int64_t f = 0; f < width; ++f) to[f] = OP == kAdd ? x[f] + y[f] : OP == kSubtract ? x[f] - y[f] : x[f] * y[f];
+    }
+  });
+}
+
+// a[row] op b[column] of each edge, [E, F], float or double: what is written decides, so no instruction set does.
+Tensor combine_ends(const Tensor& row_, const Tensor& column_, const Tensor& a_, const Tensor& b_, int64_t op) {
+  const Tensor a = check_features("a", a_, -1), b = check_features("b", b_, -1);
+  const Tensor row = as_contiguous(row_), column = as_contiguous(column_);
+  check_dtype("b", b, a.scalar_type());
+  check_size("b", b, 1, a.size(1));
+  check_dim("row", row, 1);
+  check_dtype("column", column, row.scalar_type());
+  check_size("column", column, 0, row.size(0));
+  GNNFAST_CHECK(row.scalar_type() == ScalarType::Int || row.scalar_type() == ScalarType::Long, "ids must be int32 or int64");
+  GNNFAST_CHECK(a.scalar_type() == ScalarType::Float || a.scalar_type() == ScalarType::Double, "a must be float32 or float64");
+  GNNFAST_CHECK(op >= kAdd && op <= kMultiply, "op must be 0, 1 or 2, got ", op);
+  Tensor out = make_empty(a, {row.size(0), a.size(1)}, a.scalar_type());
+  auto of_op = [&](auto type, auto index) {
+    using T = typename decltype(type)::type;
+    using I = typename decltype(index)::type;
+    if (op == kAdd) return combine_rows<T, I, kAdd>(row, column, a, b, out);
+    if (op == kSubtract) return combine_rows<T, I, kSubtract>(row, column, a, b, out);
+    combine_rows<T, I, kMultiply>(row, column, a, b, out);
+  };
+  auto of_index = [&](auto type) {
+    row.scalar_type() == ScalarType::Int ? of_op(type, Type<int32_t>{}) : of_op(type, Type<int64_t>{});
+  };
+  a.scalar_type() == ScalarType::Float ? of_index(Type<float>{}) : of_index(Type<double>{});
+  return out;
+}
+
+// grad [M, F] at the edges that arg [M, F] names (-1: none), summed over the features of a head: [E, H], float or double. No
+// two rows name one edge.
+Tensor scatter_first(const Tensor& grad_, const Tensor& arg_, int64_t num_edges, int64_t heads) {
+  const Tensor grad = check_features("grad", grad_, -1), arg = as_contiguous(arg_);
+  check_dtype("arg", arg, ScalarType::Int);
+  check_dim("arg", arg, 2);
+  check_size("arg", arg, 0, grad.size(0));
+  check_size("arg", arg, 1, grad.size(1));
+  check_heads(heads, grad.size(1));
+  GNNFAST_CHECK(grad.scalar_type() == ScalarType::Float || grad.scalar_type() == ScalarType::Double,
+                "grad must be float32 or float64");
+  Tensor out = make_zeros(grad, {num_edges, heads}, grad.scalar_type());
+  const int64_t rows = grad.size(0), width = grad.size(1), segment = std::max<int64_t>(width / heads, 1);
+  const int64_t chunks = thread_count(rows * width, kGrain);
+  auto run = [&](auto type) {
+    using T = typename decltype(type)::type;
+    const T* from = grad.const_data_ptr<T>();
+    const int32_t* first = arg.const_data_ptr<int32_t>();
+    T* to = out.mutable_data_ptr<T>();
+    parallel_chunks(chunks, [&](int64_t c) {
+      for (int64_t i = rows * c / chunks; i < rows * (c + 1) / chunks; ++i)
+        for (int64_t f = 0; f < width; ++f) {
+          const int64_t id = first[i * width + f];
+          if (id >= 0 && id < num_edges) to[id * heads + f / segment] += from[i * width + f];
+        }
+    });
+  };
+  grad.scalar_type() == ScalarType::Float ? run(Type<float>{}) : run(Type<double>{});
+  return out;
+}
+
 }  // namespace
 
 void Cpu::sddmm(const SddmmArgs& args, const Tensor& a) {
@@ -49,6 +128,8 @@ void Cpu::sddmm(const SddmmArgs& args, const Tensor& a) {
 
 STABLE_TORCH_LIBRARY_IMPL(gnnfast, CPU, m) {
   m.impl("sddmm", TORCH_BOX(&sddmm<Cpu>));
+  m.impl("combine_ends", TORCH_BOX(&combine_ends));
+  m.impl("scatter_first", TORCH_BOX(&scatter_first));
   m.impl("sddmm_coo", TORCH_BOX(&sddmm_coo<Cpu>));
 }
 
