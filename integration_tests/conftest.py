@@ -14,7 +14,8 @@ import torch
 import gnnfast
 from gnnfast import _native
 
-DEVICES = ["cpu", "cuda"]
+# Where there is no GPU, test_devices.py says so once.
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,15 +23,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-seed", type=int, default=0, help="the seed of the first of them")
 
 
-def _unavailable(device: str) -> str:
-    if device == "cuda" and not torch.cuda.is_available():
-        return "this machine has no CUDA device"
-    return _native.missing(device)
-
-
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> torch.device:
-    reason = _unavailable(request.param)
+    reason = _native.missing(request.param)
     if reason:
         pytest.skip(reason)
     return torch.device(request.param)
@@ -94,5 +89,4 @@ def nothing_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gnnfast.pyg.general.FEW", 0)
     monkeypatch.setattr("gnnfast.pyg.general.FEW_ON_CPU", 0)
     monkeypatch.setattr("gnnfast.dgl.backend.FEW_EDGES", -1)
-    monkeypatch.setattr("gnnfast.dgl.backend.MANY_A_NODE", math.inf)
     monkeypatch.setattr("gnnfast.dgl.backend.NARROW", 0)

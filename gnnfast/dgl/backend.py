@@ -24,6 +24,7 @@ if _native.cpu.loaded:
 
 # Of gspmm; DGL divides by multiplying with the inverse.
 OPS, REDUCES = ("copy_lhs", "copy_rhs", "mul", "add", "sub"), ("sum", "mean", "max", "min")
+_ON_CPU = ("copy_rhs", "add", "sub")  # alone; on a GPU messages.py has them
 _DTYPES = (torch.float32, torch.float64)  # others DGL might not have
 
 
@@ -121,13 +122,11 @@ NEW = {
     "softmax": (1 << 16, 1 << 16),
 }
 KNOWN = {"narrow": (1 << 62, 1 << 62), "dot": (1 << 17, 0), "softmax": (1 << 13, 1 << 13)}
-# Edges a node from which DGL trains maxima faster: it scatters a gradient by nodes, gnnfast gathers it by edges.
-MANY_A_NODE = 16
 # Features up to which those of a weight are narrow: kernels take them a weight at a time.
 NARROW = 2
 
 
-def slower_than_dgl(what: str, new: bool, training: bool, num_edges: int, num_nodes: int, width: int) -> str:
+def slower_than_dgl(what: str, new: bool, training: bool, num_edges: int, width: int) -> str:
     """Why a call is left to DGL, if it is: a pure function of sizes."""
     if what == "narrow" and training:
         return "the gradients of a weight for every one or two features are faster in DGL"
@@ -170,12 +169,12 @@ def _slower(gidx: Any, what: str, *operands: Any) -> str:
         return ""
     rows = max(first.shape[0], 1)
     new = of.calls == 1 + of.flipped
-    return slower_than_dgl(what, new, training and torch.is_grad_enabled(), gidx.number_of_edges(0), rows, first.numel() // rows)
+    return slower_than_dgl(what, new, training and torch.is_grad_enabled(), gidx.number_of_edges(0), first.numel() // rows)
 
 
 def _unsupported(gidx: Any, op: str, reduce_op: str, lhs: Any, rhs: Any) -> str:
     """Why an aggregation is left to DGL, if it is."""
-    if op not in OPS:
+    if op not in OPS or (op in _ON_CPU and isinstance(rhs, Tensor) and rhs.device.type != "cpu"):
         return f"op is {op}"
     if reduce_op not in REDUCES:
         return f"reduce is {reduce_op}"
@@ -208,7 +207,7 @@ def _unsupported_pair(gidx: Any, lhs: Any, rhs: Any, lhs_target: str, rhs_target
     """Why an operator on both ends of edges is left to DGL, if it is."""
     if (lhs_target, rhs_target) not in (("u", "v"), ("v", "u")) or not isinstance(lhs, Tensor) or not isinstance(rhs, Tensor):
         return f"operands are of {lhs_target} and {rhs_target}"
-    if lhs.shape[1:] != rhs.shape[1:] or lhs.dtype not in _DTYPES:
+    if lhs.shape[1:] != rhs.shape[1:] or lhs.dtype not in _DTYPES or lhs.device.type != "cpu" or saved_tensors_are_watched():
         return f"features of shapes {list(lhs.shape)} and {list(rhs.shape)}"
     if sized(gidx).num_edges * lhs.shape[1:].numel() * lhs.element_size() < MANY_PAGES:
         return "too small to gain"
@@ -301,6 +300,7 @@ def _gspmm(gidx: Any, op: str, reduce_op: str, lhs: Tensor, rhs: Any) -> Tensor:
         assert heads is not None
         weight = rhs.reshape(graph.num_edges) if heads == 1 and op == "mul" else rhs.reshape(graph.num_edges, heads)
     if op in ("add", "sub"):
+        assert weight is not None
         out = execute.plus(graph, x, weight, reduce_op, op == "sub", place=place, empty=empty)
     else:
         out = execute.aggregate(graph, x, weight, reduce_op, place=place, ties="first", empty=empty, owner=known(gidx).key)

@@ -16,16 +16,13 @@ from gnnfast.dgl.layers import make_checked
 
 # Message functions by their name in dgl.function: how gspmm calls them. Others, fused with nothing, are made on edges first.
 _FUSED = {"copy_u": "copy_lhs", "u_mul_e": "mul", "u_div_e": "div", "u_add_e": "add", "u_sub_e": "sub", "copy_e": "copy_rhs"}
+_ENDS = {f"{a}_{op}_{b}" for a, b in (("u", "v"), ("v", "u")) for op in ("add", "sub", "mul", "div")}
 _ATTENTION = ("GATConv", "GATv2Conv", "DotGatConv", "AGNNConv")
 _OPTIONAL = ("EdgeWeightNorm",)  # which layers call where edges are given weights
 _BY_FEATURE = ("CFConv", "GatedGCNConv", "NNConv")  # whose edges have a weight for each feature, or a matrix
-_SERVED = {"copy_lhs", "mul", "div"}  # the last as a product
+_SERVED = {*OPS, "div"}  # the last as a product
 _OPERATORS = ("copy_lhs", "mul", "div", "add", "sub", "copy_rhs")
-_WHY = {
-    "add": "its kernel makes no message either",
-    "sub": "its kernel makes no message either",
-    "copy_rhs": "rows of edges are read once, as fast as memory allows",
-}
+_WHY = {"copy_rhs": "rows of edges are read once"}
 
 
 class Row(NamedTuple):
@@ -68,8 +65,9 @@ def _row(cls: Any) -> Row:
         return Row(cls.__name__, "as a whole", what)
     uses = _uses(cls)
     ours = [f"SpMM of {name}" for name in sorted(uses.messages) if _FUSED.get(name) in _SERVED]
+    ours += [f"both ends of edges ({name})" for name in sorted(uses.messages & _ENDS)]
     ours += ["dot products of edges"] * ("u_dot_v" in uses.messages) + ["edge softmax"] * uses.softmax
-    theirs = sorted(name for name in uses.messages if _FUSED.get(name) not in _SERVED and name != "u_dot_v")
+    theirs = sorted(name for name in uses.messages if _FUSED.get(name) not in _SERVED and name not in {"u_dot_v", *_ENDS})
     theirs += ["functions of its own"] * bool(uses.own) + ["typed products"] * uses.products
     checked = ", in-degrees checked once a graph" if layer is not None else ""
     if not ours and not theirs:
@@ -77,7 +75,7 @@ def _row(cls: Any) -> Row:
     if not ours:
         return Row(cls.__name__, "DGL's own", f"{', '.join(theirs)}{checked}")
     ours = [f"{what} where a weight is for a head" if cls.__name__ in _BY_FEATURE and "u_mul_e" in what else what for what in ours]
-    if not theirs and cls.__name__ not in _BY_FEATURE:
+    if not theirs and cls.__name__ not in _BY_FEATURE and not uses.messages & _ENDS:
         return Row(cls.__name__, "fused", f"{', '.join(ours)}{checked}")
     rest = f"; DGL's own: {', '.join(theirs)}" if theirs else ""
     return Row(cls.__name__, "in part", f"{', '.join(ours)}{checked}{rest}")
@@ -149,9 +147,7 @@ def _operators() -> Iterator[str]:
     yield "|---" * (len(REDUCES) + 2) + "|"
     for op in _OPERATORS:
         name = next(n for n, o in _FUSED.items() if o == op)
-        assert (op in OPS) == (op in _SERVED - {"div"})
-        who = "gnnfast" if op in _SERVED else "DGL"
-        yield f"| `{name}` | {' | '.join([who] * len(REDUCES))} | {_WHY.get(op, 'no row per edge, weights by head too')} |"
+        yield f"| `{name}` | {' | '.join(['gnnfast'] * len(REDUCES))} | {_WHY.get(op, 'no row per edge, weights by head too')} |"
 
 
 def markdown() -> str:
@@ -181,13 +177,15 @@ def markdown() -> str:
         "",
         *_operators(),
         "",
-        "A weight of a product may have one value for all features or one for each head (dimensions of 1 at its end, as many",
-        "others as the features have); other broadcasts are DGL's, and so are features that are not float32, float64, float16 or",
-        "bfloat16, functions of the user's own, and several edge types in one call (`multi_update_all` and `HeteroGraphConv` make",
-        "one call for each). `e_mul_u`, and messages with a `v` in them, are made on edges first, and then summed as `copy_e`.",
+        "What an edge has may be one value for all features or one for each head (dimensions of 1 at its end, as many others",
+        "as the features have), or as many as these. Other broadcasts are DGL's, and so are features that are not float32,",
+        "float64, float16 or bfloat16, functions of the user's own, and several edge types in one call (`multi_update_all` and",
+        "`HeteroGraphConv` make one call for each). `e_mul_u`, and messages with a `v` in them, are made on edges first, and then",
+        "summed as `copy_e`.",
         "",
-        "Edges (`gsddmm`: `apply_edges`, `dgl.ops.u_add_v` and their like): `u_dot_v` and `v_dot_u` of features of one shape are",
-        "gnnfast's. All others write a row per edge, which DGL does as fast as memory allows, and are left to it.",
+        "Edges (`gsddmm`: `apply_edges`, `dgl.ops.u_add_v` and their like): of features of one shape at both ends, dot",
+        "products are gnnfast's, and so are sums, differences, products and quotients of 4 MiB and more. All others, which write",
+        "a row per edge too, are left to DGL.",
         "`edge_softmax` by destination and by source is gnnfast's; DGL's where only some edges take part. `segment_reduce`,",
         "`segment_mm`, `gather_mm` and `scatter_add` are DGL's.",
         "",

@@ -275,9 +275,9 @@ def edge_relu(graph: Graph, x: Tensor, of_edges: Tensor, *, place: str) -> Tenso
 
 
 def plus(graph: Graph, x: Tensor, of_edges: Tensor, reduce: str, minus: bool, *, place: str, empty: float = 0.0) -> Tensor:
-    """On a CPU, the sum, mean, max or min over the in-edges of each node of ``x[source] + of_edges``, or ``- of_edges``: ``[num_dst,
-    F]``, of ``x [num_src, F]`` and ``of_edges [E, H]`` of one dtype. Rows without edges hold ``empty`` in place of an extremum; of
-    edges that tie the first takes the gradient."""
+    """On a CPU, the sum, mean, max or min over the in-edges of each node of ``x[source] + of_edges``, or ``- of_edges``:
+    ``[num_dst, F]``, of ``x [num_src, F]`` and ``of_edges [E, H]`` of one dtype. Rows without edges hold ``empty`` in place of an
+    extremum; of edges that tie the first takes the gradient."""
     needs_grad = torch.is_grad_enabled() and (x.requires_grad or of_edges.requires_grad)
     args = graph.args(torch.is_grad_enabled() and x.requires_grad, x.shape[1] * x.element_size())
     count(graph, place, f"{reduce} of x_j {'-' if minus else '+'} edge", "over CSR, no message is made", x.nbytes)

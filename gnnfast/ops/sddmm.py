@@ -71,8 +71,8 @@ def _coo_backward(ctx: Any, _: Any, kept: Any, needs: Any, grad: Tensor) -> tupl
     return None, None, grad_a, grad_b, None
 
 
-# combine_ends(row [E], column [E], a [M, F], b [N, F], op) -> [E, F]: sums (op 0), differences (1) or products (2) of the rows at both
-# ends of each edge. :mod:`gnnfast.dispatch.edges` has its gradient.
+# combine_ends(row [E], column [E], a [M, F], b [N, F], op) -> [E, F]: sums (op 0), differences (1) or products (2) of the rows at
+# both ends of each edge. :mod:`gnnfast.dispatch.edges` has its gradient.
 
 
 @torch.library.register_fake("gnnfast::combine_ends")

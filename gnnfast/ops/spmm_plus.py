@@ -1,4 +1,5 @@
-"""SpMM whose weights are added to features, or subtracted, in place of multiplied, on a CPU. Contract: ``plugin_src/spmm/spmm_args.h``.
+"""SpMM whose weights are added to features, or subtracted, in place of multiplied, on a CPU. Contract:
+``plugin_src/spmm/spmm_args.h``.
 
 ``spmm_plus(graph, weight [E, H], x [N, F], minus, mean) -> [M, F]``: sums or means of ``x[source] + weight``, or ``- weight``.
 ``spmm_plus_max(graph, weight, x, minus, minimum, train, empty) -> out [M, F], arg int32 [M, F]``: maxima or minima; ``arg`` is the
@@ -79,7 +80,9 @@ def _max_keep(
 
 def _max_backward(ctx: Any, graph: Matrix, kept: Any, needs: Any, grad: Tensor) -> tuple[Any, ...]:
     if not ctx.train:
-        raise RuntimeError("gnnfast: spmm_plus_max was called with train=False, which keeps nothing for a gradient; pass train=True")
+        raise RuntimeError(
+            "gnnfast: spmm_plus_max was called with train=False, which keeps nothing for a gradient; pass train=True"
+        )
     (arg,) = kept
     to_weight = to_x = None
     if needs[1]:

@@ -47,8 +47,8 @@ def _close(found, expected, tolerance):
 @pytest.mark.parametrize("heads, width", SHAPES)
 @pytest.mark.parametrize("name", [*GRAPHS, "many_rows"])
 def test_graphs_and_shapes(name, heads, width, device):
-    if name == "many_rows" and heads * width > 64:
-        return
+    if name == "many_rows" and heads * width > (64 if device.type == "cuda" else 16):
+        pytest.skip("narrow features show it as well, in less time")
     edge_index, graph, leaves = _inputs(name, heads, width, torch.float64, device)
     found, expected = (
         execute.fused_attention(graph, leaves[2], *leaves[:2], SLOPE, place="test"),

@@ -154,11 +154,11 @@ def test_rows_without_edges_are_as_in_dgl():
 
 def test_other_operators_fall_back():
     g = make("random")
-    x, e = torch.randn(30, F), torch.randn(200, F)
+    x, e = torch.randn(30, F), torch.randn(200, 2, 1)
     report = compare(lambda x, e: dgl.ops.u_add_e_sum(g, x, e), x, e)
     assert "dgl add.sum" in {p for p, _ in report.fallbacks}
-    assert compare(lambda e: dgl.ops.copy_e_sum(g, e), e).fallbacks
-    with pytest.raises(gnnfast.FallbackError, match="op is add"), gnnfast.override(strict=True):
+    assert compare(lambda x, e: dgl.ops.e_add_v(g, e, x), x, e).fallbacks
+    with pytest.raises(gnnfast.FallbackError, match="weights of shape"), gnnfast.override(strict=True):
         dgl.ops.u_add_e_sum(g, x, e)
 
 

@@ -175,7 +175,8 @@ void backward_rows(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
 template <class T, int OP>
 void dispatch_weight(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
   if constexpr (OP >= kSumWhereEqual) {
-    if (p.mode == kElementWeight && OP == kSumAndDot) return backward_rows<T, kSumAndDot, kElementWeight>(p, row_begin, row_end);
+    if (p.mode == kElementWeight && OP == kSumAndDot)
+      return backward_rows<T, kSumAndDot, kElementWeight>(p, row_begin, row_end);
     // Else full weights are heads of one feature.
     if (p.mode == kNoWeight) return backward_rows<T, OP, kNoWeight>(p, row_begin, row_end);
     return backward_rows<T, OP, kHeadWeight>(p, row_begin, row_end);
