@@ -71,8 +71,9 @@ constexpr int64_t kManyPages = int64_t{4} << 20;
 // Asks for huge pages in an array on the host, which nobody has written yet. Refused, it costs what it cost before.
 inline void ask_for_huge_pages(const Tensor& t) {
 #if defined(__linux__)
+  if (t.is_cuda()) return;
   const int64_t bytes = t.numel() * static_cast<int64_t>(t.element_size());
-  if (bytes < kManyPages || t.is_cuda()) return;
+  if (bytes < kManyPages) return;
   constexpr uintptr_t kHuge = uintptr_t{2} << 20;
   const uintptr_t data = reinterpret_cast<uintptr_t>(t.const_data_ptr());
   const uintptr_t begin = (data + kHuge - 1) & ~(kHuge - 1), end = (data + static_cast<uintptr_t>(bytes)) & ~(kHuge - 1);
