@@ -59,7 +59,9 @@ void Cpu::spmm(const SpmmArgs& args, const Tensor& x) {
 
 bool Cpu::can_fuse_dot(const SpmmArgs&, ScalarType) { return true; }
 
-Tensor empty_rows(const Tensor& like, int64_t rows, int64_t width) { return make_empty(like, {rows, width}, like.scalar_type()); }
+Tensor empty_rows(const Tensor& like, int64_t rows, int64_t width) {
+  return make_empty(like, {rows, width}, like.scalar_type());
+}
 
 STABLE_TORCH_LIBRARY_IMPL(gnnfast, CPU, m) {
   m.impl("empty_rows", TORCH_BOX(&empty_rows));
