@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -216,6 +217,7 @@ def interrupts(seconds: float, device: str, count: int = 20) -> str:
             stderr=subprocess.PIPE,
             text=True,
             env=environment,
+            cwd=Path(__file__).parents[1],  # where the gnnfast of this process is found, not that of a source tree around
         )
         assert child.stdout is not None and child.stderr is not None
         assert child.stdout.readline() == "ready\n", child.communicate()[1]
