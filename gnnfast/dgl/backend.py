@@ -64,8 +64,8 @@ def make_gspmm_mean(original: Any) -> Any:
 
 
 def make_gsddmm(original: Any) -> Any:
-    """Replaces ``gsddmm(gidx, op, lhs_data, rhs_data, lhs_target, rhs_target)`` of the backend: of its operators, the dot product
-    of the two ends of an edge. The others write a feature row per edge, which DGL does as fast as memory allows."""
+    """Replaces ``gsddmm(gidx, op, lhs_data, rhs_data, lhs_target, rhs_target)`` of the backend: of its operators, those on the
+    two ends of an edge. The others, and on a GPU all but the dot product, are left to DGL."""
 
     @functools.wraps(original)
     def gsddmm(gidx: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "u", rhs_target: str = "v") -> Any:
