@@ -79,7 +79,7 @@ def on_device(name: str, edge_index: torch.Tensor, nodes: int, side: str) -> flo
 def largest(name: str, device: torch.device, side: str, limit_gib: float) -> int:
     """The most edges, of doublings, of which a step fits the limit; 0 if none does."""
     total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(limit_gib * 2**30 / total, 1.0), device)
+    torch.cuda.set_per_process_memory_fraction(min(limit_gib * 2**30 / total, 1.0), device.index)
     fits, edges = 0, FIRST_EDGES
     (gnnfast.enable if side == "on" else gnnfast.disable)()
     try:
@@ -96,7 +96,7 @@ def largest(name: str, device: torch.device, side: str, limit_gib: float) -> int
         pass
     finally:
         gnnfast.enable()
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.set_per_process_memory_fraction(1.0, device.index)
         timing.clear(device)
     return fits
 

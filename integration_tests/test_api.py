@@ -60,6 +60,18 @@ def test_device_mix():
         gnnfast.spmm(graph, torch.ones(3, 2, device="cuda"))
 
 
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_out_of_memory(device, needs_grad):
+    """As torch says it: libraries look for its error, or for its words, and take a smaller batch."""
+    nodes, width = 1 << 24, 1 << 22  # 256 TiB of results, more than there are addresses
+    graph = Graph.from_edge_index(torch.zeros(2, 1, dtype=torch.int64, device=device), (1, nodes))
+    x = torch.ones(1, width, device=device, requires_grad=needs_grad)
+    words = "CUDA out of memory. Tried" if device.type == "cuda" else "DefaultCPUAllocator: can't allocate memory"
+    with pytest.raises(torch.OutOfMemoryError, match=words):
+        gnnfast.spmm(graph, x)
+    assert torch.equal(gnnfast.spmm(graph, x[:, :1])[:2], torch.tensor([[1.0], [0.0]], device=device))
+
+
 def test_report_prints():
     graph = Graph.from_edge_index(EDGES, 3)
     gnnfast.spmm(graph, torch.ones(3, 2))

@@ -4,7 +4,7 @@ the incidence matrix, whose column of a slot is the edge itself: each row of mes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -86,19 +86,19 @@ def _rows(messages: Tensor) -> tuple[Tensor, int]:
 
 def _added(messages: Tensor, ends: Ends, side: int, mean: bool) -> Tensor:
     rows, row_bytes = _rows(messages)
-    return _shaped(call(SPMM, False, ends.incidence(side, row_bytes), None, None, rows, mean, None), messages)
+    return shaped(call(SPMM, False, ends.incidence(side, row_bytes), None, None, rows, mean, None), messages.shape[1:])
 
 
 def _best(messages: Tensor, ends: Ends, side: int, minimum: bool) -> Tensor:
     rows, row_bytes = _rows(messages)
-    return _shaped(call(SPMM_MAX, False, ends.incidence(side, row_bytes), None, rows, minimum, 0, 0.0), messages)
+    return shaped(call(SPMM_MAX, False, ends.incidence(side, row_bytes), None, rows, minimum, 0, 0.0), messages.shape[1:])
 
 
-def _shaped(out: Tensor, messages: Tensor) -> Tensor:
-    """``[nodes, F]`` with rows as those of messages ``[E, ...]``. Autograd must see no view, into which users could not write."""
-    if messages.dim() == 2:
+def shaped(out: Tensor, row: Sequence[int]) -> Tensor:
+    """``[nodes, F]`` with rows of another shape. Autograd must see no view, into which users could not write."""
+    if len(row) == 1:
         return out
-    return torch.ops.aten._unsafe_view.default(out, [out.shape[0], *messages.shape[1:]])  # type: ignore[no-any-return]
+    return torch.ops.aten._unsafe_view.default(out, [out.shape[0], *row])  # type: ignore[no-any-return]
 
 
 # Ids are saved although ``ends`` holds them: autograd then says so if somebody has written into them since.

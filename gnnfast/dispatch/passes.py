@@ -22,7 +22,7 @@ if _native.cpu.loaded:
     from gnnfast.ops.attention import MOST_DROP_HEADS, held_width, kept_scale
     from gnnfast.ops.edge_softmax import EDGE_SOFTMAX
     from gnnfast.ops.layer import Coo, Formats
-    from gnnfast.ops.spmm import SPMM, SPMM_MAX, over_degree
+    from gnnfast.ops.spmm import SPMM, SPMM_MAX, over_degree, run
     from gnnfast.ops.spmm_coo import SPMM_COO
 
 _ops = torch.ops.gnnfast
@@ -89,7 +89,7 @@ def extremum(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, train:
     choice = choose(graph, x.shape[1], x.element_size(), reduce, True, settings())
     count(graph, place, f"gar {reduce}", choice.reason, x.nbytes)
     args = graph.args(True, x.shape[1] * x.element_size())
-    out, aux = _ops.spmm_max.default(*args, weight, x, reduce == "min", TIES["scatter"], 0.0)
+    out, aux = run(_ops.spmm_max.default, *args, weight, x, reduce == "min", TIES["scatter"], 0.0)
     return out, aux
 
 
@@ -113,11 +113,11 @@ def attention(
     args = _args(graph, x, train, place)
     dst, src = dst.contiguous(), src.contiguous()
     if not graph.is_cuda:
-        share = _ops.edge_softmax.default(*args, None, dst, src, slope)
+        share = run(_ops.edge_softmax.default, *args, None, dst, src, slope)
         kept = share if seed is None else share * kept_scale(seed, graph.num_edges, share, dropout)
-        return _ops.spmm.default(*args, kept, None, x.contiguous(), False), share
+        return run(_ops.spmm.default, *args, kept, None, x.contiguous(), False), share
     (x,), narrowed = _held(x, dst.shape[1], x)
-    out, stats = _ops.attention.default(*args, dst, src, x, slope, dropout, seed, train)
+    out, stats = run(_ops.attention.default, *args, dst, src, x, slope, dropout, seed, train)
     return narrowed(out), stats
 
 
@@ -139,7 +139,7 @@ def attention_gradients(
     if not graph.is_cuda:
         scale = None if seed is None else kept_scale(seed, graph.num_edges, stats, dropout)
         kept = stats if scale is None else stats * scale
-        to_x, to_share = _ops.spmm_backward.default(*args.transposed, kept, x.contiguous(), grad.contiguous(), None)
+        to_x, to_share = run(_ops.spmm_backward.default, *args.transposed, kept, x.contiguous(), grad.contiguous(), None)
         to_share, ctx = to_share if scale is None else to_share * scale, SimpleNamespace(slope=slope)
         signs = (None, None, None) if slope == 1 else (None, dst, src)
         _, to_dst, to_src, _ = EDGE_SOFTMAX.backward(ctx, args, (stats, *signs), (False, True, True), to_share)
@@ -148,7 +148,7 @@ def attention_gradients(
     (x, out, grad), narrowed = _held(x, dst.shape[1], x, out, grad)
     atomics = not torch.are_deterministic_algorithms_enabled()
     given = dst, src, x, out, stats, grad, slope, dropout, seed, atomics
-    to_dst, to_src, to_x = _ops.attention_backward.default(*args, *given)
+    to_dst, to_src, to_x = run(_ops.attention_backward.default, *args, *given)
     return narrowed(to_x), to_dst, to_src
 
 
@@ -169,7 +169,7 @@ def pair_attention(
     ``key`` by that of ``<att, leaky_relu(query[dst] + key[src])>`` of slope ``number``; otherwise as :func:`attention`."""
     args = _args(graph, key, train, place)
     (query, key, value, att), narrowed = _held(key, heads, query, key, value, att)
-    out, stats = _ops.pair_attention.default(*args, query, key, value, att, heads, number, dropout, seed, train)
+    out, stats = run(_ops.pair_attention.default, *args, query, key, value, att, heads, number, dropout, seed, train)
     return narrowed(out), stats
 
 
@@ -191,7 +191,7 @@ def pair_attention_gradients(
     args = _args(graph, key, True)
     (query, key, value, att, out, grad), narrowed = _held(key, heads, query, key, value, att, out, grad)
     given = query, key, value, att, out, stats, grad, heads, number, dropout, seed
-    to_query, to_key, third = _ops.pair_attention_backward.default(*args, *given)
+    to_query, to_key, third = run(_ops.pair_attention_backward.default, *args, *given)
     return narrowed(to_query), narrowed(to_key), narrowed(third if att is None else third.sum(0))
 
 

@@ -129,7 +129,13 @@ def inverse(perm: Tensor) -> Tensor | None:
 def _typed(error: RuntimeError) -> Exception:
     message = str(error).splitlines()[0] if str(error) else ""
     start = message.find("gnnfast: ")
-    return error if start < 0 else ValueError(message[start + len("gnnfast: ") :])
+    return out_of_memory(error) if start < 0 else ValueError(message[start + len("gnnfast: ") :])
+
+
+def out_of_memory(error: RuntimeError) -> RuntimeError:
+    """What torch raises where an array does not fit, which programs look for that then take a smaller batch; other errors as they
+    are. Only words cross the boundary of an op."""
+    return torch.OutOfMemoryError(str(error)) if "out of memory. Tried to allocate" in str(error) else error
 
 
 @torch.library.register_fake("gnnfast::coo_to_csr")

@@ -28,7 +28,7 @@ class Formats(NamedTuple):
     mean: bool
 
     def times(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        return _ops.spmm.default(*self.graph, self.weight, self.weight_t, x, self.mean), None
+        return run(_ops.spmm.default, *self.graph, self.weight, self.weight_t, x, self.mean), None
 
     def kept(self) -> tuple[Tensor | None, Tensor | None]:
         """What the user could write into before the backward pass, which autograd then finds out."""
@@ -50,7 +50,7 @@ class Coo(NamedTuple):
     mean: bool
 
     def times(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        return _ops.spmm_coo.default(*self.coo, self.weight, x, self.num_rows, _MEAN if self.mean else _SUM)  # type: ignore[no-any-return]
+        return run(_ops.spmm_coo.default, *self.coo, self.weight, x, self.num_rows, _MEAN if self.mean else _SUM)  # type: ignore[no-any-return]
 
     def degree(self) -> Tensor | None:
         """The degrees of a mean, which :meth:`times` returns too."""

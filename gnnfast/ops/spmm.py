@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnfast.ops.convert import derived, inverse
+from gnnfast.ops.convert import derived, inverse, out_of_memory
 from gnnfast.types import Matrix, split
 
 _ops = torch.ops.gnnfast
@@ -50,8 +50,7 @@ class Eager(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, graph: Matrix | tuple[()], formula: Formula, *inputs: Any) -> Any:
         ctx.graph, ctx.formula = graph, formula.backward  # the graph's arrays are ours and never change: no need to save them
-        with below_autograd():
-            output = formula.op(*graph, *inputs)
+        output = _below(formula.op, *graph, *inputs)
         ctx.save_for_backward(*formula.keep(ctx, ctx.needs_input_grad[2:], output, *inputs))
         return output[0] if formula.hides else output
 
@@ -99,8 +98,7 @@ def call(formula: Formula, needs_grad: bool, graph: Matrix | tuple[()], *argumen
         apply = Eager.apply if torch._C._are_functorch_transforms_active() else _apply
         return apply(graph, formula, *arguments)
     else:
-        with below_autograd():  # the registered autograd kernel is Python, and passing through it costs as much as a small graph
-            output = formula.op(*graph, *arguments)
+        output = _below(formula.op, *graph, *arguments)
     return output[0] if formula.hides else output
 
 
@@ -108,8 +106,16 @@ def run(op: Any, *arguments: Any) -> Any:
     """Runs an op within a formula: a second derivative is asked for seldom, and only then must it pass through autograd."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return op(*arguments)
-    with below_autograd():
-        return op(*arguments)
+    return _below(op, *arguments)
+
+
+def _below(op: Any, *arguments: Any) -> Any:
+    """Runs an op without its registered autograd kernel, which is Python: passing through it costs as much as a small graph."""
+    try:
+        with below_autograd():
+            return op(*arguments)
+    except RuntimeError as error:
+        raise out_of_memory(error) from None
 
 
 def edges(graph: Matrix) -> tuple[Tensor, Tensor, Tensor]:

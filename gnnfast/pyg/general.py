@@ -17,7 +17,7 @@ from gnnfast.dispatch import edges
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.graph import Graph
 from gnnfast.graph.formats import BY_DST, BY_SRC
-from gnnfast.pyg import bounded, guards
+from gnnfast.pyg import bounded, guards, lazy
 from gnnfast.pyg.adjacency import graph_of
 from gnnfast.pyg.messages import SPECIAL
 from gnnfast.pyg.verdict import Steps, check_steps
@@ -68,10 +68,20 @@ def propagate(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
             why = f"{why}; not in chunks: {error}"
     found: list[Graph] = []
     ends = edges.Ends(*_ends(module, edge_index), lambda: found[0])
-    sizes, collected = _collect(module, edge_index, size, kwargs, ends)
+    rows = lazy.of(module, ends, steps.place)
+    sizes, collected = _collect(module, edge_index, size, kwargs, ends, rows)
     found.append(_graph(module, edge_index, sizes))
-    out = _aggregate(module, steps, _messages(module, steps, collected), ends, collected, why)
-    return _update(module, steps, out, collected)
+    messages = None
+    if rows is not None:
+        reduced_dim = module.node_dim if steps.reduce else None
+        messages = rows.run(_arguments(steps.message, collected, False), reduced_dim)
+    if messages is None:
+        messages = _messages(module, steps, collected)
+    out = _update(module, steps, _aggregate(module, steps, messages, ends, collected, why), collected)
+    del messages, collected
+    if rows is not None:
+        rows.settle()  # what message() has given to somebody
+    return out
 
 
 def _ends(module: Any, edge_index: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,12 +90,14 @@ def _ends(module: Any, edge_index: Tensor) -> tuple[Tensor, Tensor]:
     return (second, first) if module.flow == "source_to_target" else (first, second)
 
 
-def _collect(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any], ends: edges.Ends) -> tuple[list[Any], Any]:
+def _collect(
+    module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any], ends: edges.Ends, rows: lazy.Call | None = None
+) -> tuple[list[Any], Any]:
     """The sizes, and the arguments of message(), aggregate() and update(), as PyG's generated ``collect()`` finds them, gathered by
-    gnnfast."""
+    gnnfast; with ``rows`` as such that do not exist."""
     try:
         sizes = module._check_input(edge_index, size)
-        collector = _Collector(module, edge_index, ends)
+        collector = _Collector(module, edge_index, ends, rows)
         return sizes, type(module).collect(collector, edge_index, *kwargs.values(), sizes)
     except (IndexError, ValueError, RuntimeError, AssertionError) as error:  # PyG raises its own
         raise Unsupported(f"invalid input: {error}") from None
@@ -106,11 +118,17 @@ def _graph(module: Any, edge_index: Tensor, sizes: list[Any]) -> Graph:
 
 
 def _messages(module: Any, steps: Steps, collected: Any) -> Any:
-    return module.message(**{name: getattr(collected, name) for name in steps.message})
+    return module.message(**_arguments(steps.message, collected))
 
 
 def _update(module: Any, steps: Steps, out: Any, collected: Any) -> Any:
-    return module.update(out, **{name: getattr(collected, name) for name in steps.update})
+    return module.update(out, **_arguments(steps.update, collected))
+
+
+def _arguments(names: tuple[str, ...], collected: Any, exist: bool = True) -> dict[str, Any]:
+    """Arguments by name, rows among them as such that ``exist``."""
+    found = {name: getattr(collected, name) for name in names}
+    return {name: lazy.existing(value) for name, value in found.items()} if exist else found
 
 
 def _in_chunks(module: Any, steps: Steps, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Any:
@@ -170,19 +188,24 @@ def _is_first(dim: int, t: Tensor) -> bool:
 class _Collector:
     """Stands in for the module where ``collect()`` gathers."""
 
-    def __init__(self, module: Any, edge_index: Tensor, ends: edges.Ends) -> None:
+    def __init__(self, module: Any, edge_index: Tensor, ends: edges.Ends, rows: lazy.Call | None) -> None:
         self.flow, self.node_dim, self._set_size = module.flow, module.node_dim, module._set_size
-        self._ends, self._first = ends, edge_index.data_ptr()
+        self._ends, self._first, self._rows = ends, edge_index.data_ptr(), rows
 
     def _index_select(self, x: Tensor, index: Tensor) -> Tensor:
         if not index.numel() or not _is_first(self.node_dim, x) or guards.operand("x", x) or x.dtype not in FEATURE_DTYPES:
             return x.index_select(self.node_dim, index)
         in_first = index.data_ptr() == self._first
-        return edges.gather(x, self._ends, BY_SRC if in_first == (self.flow == "source_to_target") else BY_DST)
+        side = BY_SRC if in_first == (self.flow == "source_to_target") else BY_DST
+        if self._rows is not None and x.dim() > 1:
+            return self._rows.rows(x, side)
+        return edges.gather(x, self._ends, side)
 
 
 def _aggregate(module: Any, steps: Steps, messages: Any, ends: edges.Ends, collected: Any, why: str) -> Any:
     """What ``aggregate()`` makes of messages."""
+    if isinstance(messages, (lazy.Gathered, lazy.Weighted)):
+        return messages.aggregate(steps.reduce, module.training)
     if (
         steps.reduce
         and not guards.operand("messages", messages)
@@ -199,7 +222,7 @@ def _aggregate(module: Any, steps: Steps, messages: Any, ends: edges.Ends, colle
     before = _reducing.ends, _reducing.index  # of an aggregate() that propagates itself
     _reducing.ends, _reducing.index = ends, getattr(collected, "index", None)
     try:
-        return module.aggregate(messages, **{name: getattr(collected, name) for name in steps.aggregate})
+        return module.aggregate(messages, **_arguments(steps.aggregate, collected))
     finally:
         _reducing.ends, _reducing.index = before
 

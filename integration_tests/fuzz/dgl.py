@@ -33,6 +33,8 @@ class Dgl(World):
         self.x_kind = r.choice(["constant", "leaf", "parameter"])
         self.reduce = r.choice(["sum", "mean", "max", "min"])
         self.layer = self.make(r)
+        if self.layer is not None:
+            self.layer.to(device)
         self.graphs, self.at = [], 0
         for _ in range(2):
             n = r.choice([2, 5, 12])

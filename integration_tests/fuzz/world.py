@@ -37,7 +37,7 @@ class World:
 
     def record(self, what: str, *values: Any) -> None:
         """Notes results as they are now."""
-        self.log.append((what, [v.detach().clone() if isinstance(v, Tensor) else v for v in values]))
+        self.log.append((what, [v.detach().to("cpu", copy=True) if isinstance(v, Tensor) else v for v in values]))
 
     def leaf(self, t: Tensor, kind: str) -> Tensor:
         if kind == "parameter":

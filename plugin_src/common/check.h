@@ -81,6 +81,16 @@ inline void ask_for_huge_pages(const Tensor& t) {
 #endif
 }
 
+// What torch says where an array does not fit: programs that then take a smaller batch look for these words.
+[[noreturn]] inline void fail_to_allocate(const Tensor& ref, std::initializer_list<int64_t> sizes, ScalarType dtype) {
+  std::ostringstream shape;
+  for (const int64_t* s = sizes.begin(); s != sizes.end(); ++s) shape << (s == sizes.begin() ? "" : ", ") << *s;
+  const char* what =
+      ref.is_cuda() ? "CUDA out of memory. Tried" : "DefaultCPUAllocator: can't allocate memory: out of memory. Tried";
+  throw std::runtime_error(std::string(what) + " to allocate [" + shape.str() + "] of " + torch::headeronly::toString(dtype) +
+                           " in gnnfast");
+}
+
 // An uninitialised, contiguous tensor on the device of `ref`, without a call of the dispatcher: small graphs feel each.
 inline Tensor make_empty(const Tensor& ref, std::initializer_list<int64_t> sizes, ScalarType dtype) {
   int64_t strides[4] = {1, 1, 1, 1};
@@ -90,8 +100,9 @@ inline Tensor make_empty(const Tensor& ref, std::initializer_list<int64_t> sizes
   int32_t device = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(ref.get(), &device));
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), size, strides,
-                                                  static_cast<int32_t>(dtype), device, ref.get_device_index(), &handle));
+  if (aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), size, strides, static_cast<int32_t>(dtype), device,
+                               ref.get_device_index(), &handle) != AOTI_TORCH_SUCCESS)
+    fail_to_allocate(ref, sizes, dtype);
   Tensor made(handle);
   ask_for_huge_pages(made);
   return made;

@@ -129,7 +129,7 @@ std::tuple<Tensor, Tensor> cluster(const Tensor& rowptr, const Tensor& col, int6
   const Launch launch(rowptr);
   auto ints = [&](int64_t n) { return make_empty(rowptr, {n}, ScalarType::Int); };
   Tensor label = ints(p.num_rows), size = ints(p.num_rows), order = ints(p.num_rows), sorted = ints(p.num_rows);
-  Tensor facts = torch::stable::new_zeros(rowptr, {3}, ScalarType::Long);
+  Tensor facts = make_zeros(rowptr, {3}, ScalarType::Long);
   p.label = label.mutable_data_ptr<int32_t>(), p.size = size.mutable_data_ptr<int32_t>();
   const unsigned grid = blocks_for(p.num_rows);
   start_kernel<<<grid, kBlock, 0, launch.stream>>>(p);

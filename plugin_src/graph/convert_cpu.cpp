@@ -93,7 +93,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> coo_to_csr(const Tensor& row_, const 
   const CooArgs args = check_coo_input(row, column, num_rows, num_cols);
   const Tensor facts = find_facts(args, row);
   const Bounds bounds = *reinterpret_cast<const Bounds*>(facts.const_data_ptr<int64_t>());
-  Tensor rowptr = torch::stable::new_zeros(row, {num_rows + 1}, ScalarType::Int);
+  Tensor rowptr = make_zeros(row, {num_rows + 1}, ScalarType::Int);
   Tensor col = make_empty(row, {args.num_edges}, ScalarType::Int);
   Tensor perm = make_empty(row, {bounds.sorted ? 0 : args.num_edges}, ScalarType::Int);
   if (args.num_edges == 0 || bounds.row_min < 0 || bounds.row_max >= num_rows) return {rowptr, col, perm, facts};

@@ -158,7 +158,7 @@ std::tuple<Tensor, Tensor> schedule(const Tensor& rowptr, const OptTensor& order
   if (order) check_size("order", *order, 0, job.num_rows);
   const Launch launch(rowptr);
   Tensor items = make_empty(rowptr, {job.most_items() + 1, 4}, ScalarType::Int);
-  Tensor layout = torch::stable::new_zeros(rowptr, {4}, ScalarType::Long);
+  Tensor layout = make_zeros(rowptr, {4}, ScalarType::Long);
   Tensor windows = make_empty(rowptr, {job.num_windows(), 4}, ScalarType::Int);
   job.windows = reinterpret_cast<Counts*>(windows.mutable_data_ptr<int32_t>());
   job.items = reinterpret_cast<int4*>(items.mutable_data_ptr<int32_t>());

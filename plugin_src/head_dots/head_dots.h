@@ -24,7 +24,7 @@ template <class Device>
 Tensor head_dots(const Tensor& x_, const Tensor& a_, int64_t heads) {
   const Tensor x = check_features("x", x_, -1), a = as_contiguous(a_);
   HeadDotsArgs args = head_dots_args(x, a, heads);
-  if (args.width == 0) return torch::stable::new_zeros(x, {args.vectors, args.num_rows, heads});
+  if (args.width == 0) return make_zeros(x, {args.vectors, args.num_rows, heads}, x.scalar_type());
   Tensor out = make_empty(x, {args.vectors, args.num_rows, heads}, x.scalar_type());
   args.out = out.mutable_data_ptr();
   if (out.numel() > 0) Device::head_dots(args, x);

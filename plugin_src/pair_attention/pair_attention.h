@@ -136,8 +136,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward(GNNFAST_BOTH_PARAMS, const
   auto scores = [&](const Tensor& like, bool wide) {
     const ScalarType type = wide ? acc_dtype(x.scalar_type()) : x.scalar_type();
     // Zeros where sums are added up, and where there is nothing to walk over.
-    return wide || args.width == 0 ? torch::stable::new_zeros(x, {like.size(0), heads}, type)
-                                   : make_empty(x, {like.size(0), heads}, type);
+    return wide || args.width == 0 ? make_zeros(x, {like.size(0), heads}, type) : make_empty(x, {like.size(0), heads}, type);
   };
   Tensor to_dst = scores(dst, atomics), to_src = scores(src, false),
          to_x = make_empty(x, {x.size(0), args.width}, x.scalar_type());

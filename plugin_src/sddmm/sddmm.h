@@ -31,7 +31,7 @@ Tensor sddmm(GNNFAST_GRAPH_PARAMS, const Tensor& a_, const Tensor& b_, int64_t h
   const Csr m = check_csr(rowptr, col, perm, schedule, layout, a);
   const bool zeroed = may_leave_out(m);
   Tensor out =
-      zeroed ? torch::stable::new_zeros(a, {m.num_edges, heads}) : make_empty(a, {m.num_edges, heads}, a.scalar_type());
+      zeroed ? make_zeros(a, {m.num_edges, heads}, a.scalar_type()) : make_empty(a, {m.num_edges, heads}, a.scalar_type());
   SddmmArgs args = sddmm_args(m, a.size(1), heads, a, b, out);
   args.op = value_ ? kDotWhereEqual : arg ? kDotWhereFirst : kDot;
   const Tensor value = value_ ? check_features("value", *value_, a.size(0)) : a;

@@ -14,10 +14,9 @@
 //   kSum                 sum, or mean when args.mean; row i times scale[i] where args.scale is given
 //   kMax                 max, or min when args.negate; NaN wins
 //   kMaxFirst            the same, aux[i, f] = user's id of the first edge that attains it (-1: none)
-//   kMaxCount            the same, aux[i, f] = number of edges that attain it, at least 1, and with count_zero one more where
-//   it is 0 kSumWhereEqual       sum over edges for which weight * self[i, f] == value[col, f] (gradient of max, ties share
-//   it); NaN where
-//                        value is
+//   kMaxCount            the same, aux[i, f] = number of edges that attain it, at least 1; with count_zero one more where it is
+//   0 kSumWhereEqual       sum over edges for which weight * self[i, f] == value[col, f], NaN where value is
+//                        (gradient of max, ties share it)
 //   kSumWhereFirst       sum over edges with arg[col, f] == e                          (gradient of max, first edge takes it)
 //   kSumAndDot           sum, and dot[e, h] = <self[i], x[col]> over head h: both gradients of SpMM with one gather
 #pragma once

@@ -34,7 +34,7 @@ void Cuda::spmm(const SpmmArgs& args, const Tensor& x) {
     p.weight = weight->const_data_ptr();
     p.a.perm = nullptr;
     if (p.op == kSumAndDot) {
-      dot = p.a.counts ? torch::stable::new_zeros(x, {edges * heads}) : make_empty(x, {edges * heads}, x.scalar_type());
+      dot = p.a.counts ? make_zeros(x, {edges * heads}, x.scalar_type()) : make_empty(x, {edges * heads}, x.scalar_type());
       p.dot = dot->mutable_data_ptr();
     }
     launch_op<T>(p, pieces, launch.stream);

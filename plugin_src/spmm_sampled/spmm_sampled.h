@@ -57,7 +57,7 @@ Tensor sddmm_sampled(GNNFAST_BOTH_GRAPHS, const Tensor& a_, const Tensor& b_, in
   GNNFAST_CHECK(args.draw.strategy == kRandom, "the random strategy alone has a gradient");
   args.width = a.size(1), args.heads = heads;
   args.self = a.const_data_ptr(), args.x = b.const_data_ptr();
-  Tensor dot = torch::stable::new_zeros(a, {args.a.num_edges, heads}, a.scalar_type());
+  Tensor dot = make_zeros(a, {args.a.num_edges, heads}, a.scalar_type());
   args.dot = dot.mutable_data_ptr();
   if (a.numel() > 0 && dot.numel() > 0) Device::spmm_sampled(args, a);
   return dot;

@@ -1,0 +1,631 @@
+"""Rows of edges that do not exist: what ``message()`` gets in place of gathered features, so that what it makes of them is known.
+
+``message()`` runs as it is, on tensors of the shapes, dtypes and devices that it expects, whose operations arrive at
+``__torch_function__``. What works row by row is done to the rows of nodes, of which there are fewer; a product with a number per
+edge or head is remembered for the kernel that sums such products; a dot product of both ends has a kernel of its own. Anything
+else gets the gathered rows, which then exist. Nothing is guessed, and nothing is remembered from one call for another but that
+a function has nothing to gain.
+
+Where that cannot be right, :class:`Exists` ends the attempt, and ``message()`` runs again on rows that exist: an operation that
+``__torch_function__`` does not see, or one without gradients, such as within an autograd function, which would lose them.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gnnfast.dispatch import edges, execute
+from gnnfast.graph.formats import BY_DST, BY_SRC
+from gnnfast.stream import is_capturing
+from gnnfast.types import FEATURE_DTYPES
+
+REORDERED = (torch.float32, torch.float64)  # dtypes whose sums may be added up in another order
+
+
+class Exists(BaseException):
+    """Not an Exception: users' own handlers must not see it."""
+
+
+class Call:
+    """One run of a ``message()``: the ends of its edges, and the rows that do not exist so far."""
+
+    def __init__(self, module: Any, ends: edges.Ends, place: str) -> None:
+        self.module, self.ends, self.place, self.edges = module, ends, place, ends.ids[BY_DST].shape[0]
+        self.grad_enabled = torch.is_grad_enabled()
+        self.gained, self.written = False, False
+        self._made: list[weakref.ref[Rows]] = []
+
+    def run(self, arguments: dict[str, Any], reduced_dim: int | None) -> Any:
+        """What ``message()`` returns of ``arguments``, among them :meth:`rows`: anything, or, if a known reduction along a
+        dimension follows, what can be aggregated without messages. ``None`` where it must run on rows that exist."""
+        restore = _restorer(self.module, self.ends.ids[BY_DST].device)
+        try:
+            found = self._made_of(self.module.message(**arguments), reduced_dim)
+        except (Exists, Exception):  # if the user's own, it is raised again
+            self.gained = False
+            restore()
+            found = None
+        if not self.gained:
+            _hopeless.add(self.module)
+        return found
+
+    def _made_of(self, messages: Any, reduced_dim: int | None) -> Any:
+        if type(messages) is not Rows:
+            return messages
+        kind = kind_of(messages)
+        if reduced_dim not in (0, -messages.dim()) or not (
+            isinstance(kind, Weighted) or (isinstance(kind, Gathered) and kind.side == BY_SRC)
+        ):
+            return messages.value()
+        if isinstance(kind, Weighted):
+            kind.check()
+        self.gained = True
+        return kind
+
+    def rows(self, x: Tensor, side: int) -> Tensor:
+        """``x`` at one end of each edge."""
+        return Rows.made(self, Gathered(self, x, side))
+
+    def add(self, rows: Rows) -> None:
+        self._made.append(weakref.ref(rows))
+
+    def settle(self) -> None:
+        """Makes all rows that somebody still holds exist: before something is written, or may be later."""
+        made, self._made, self.written = self._made, [], True
+        for ref in made:
+            rows = ref()
+            if rows is not None:
+                rows.value()
+
+
+# ---- what rows are -----------------------------------------------------------------------------------------------------------
+class Gathered:
+    """Rows ``x [nodes, ...]`` of nodes at one end of each edge. ``source`` are the same rows in another shape, and memory."""
+
+    def __init__(self, call: Call, x: Tensor, side: int, own: bool = False, source: Rows | None = None) -> None:
+        self.call, self.x, self.side, self.own, self.source = call, x, side, own, source
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.call.edges, *self.x.shape[1:])
+
+    @property
+    def like(self) -> Tensor:
+        return self.x
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.x.requires_grad
+
+    def value(self) -> Tensor:
+        if self.source is not None:
+            return self.source.value().view(self.shape)
+        return edges.gather(self.x, self.call.ends, self.side)
+
+    def kept(self) -> Tensor:
+        """Rows of nodes that a backward pass may find as they are now: users may write into theirs, as a framework allows that
+        keeps rows of edges."""
+        return self.x if self.own or not self.call.grad_enabled else self.x.clone()
+
+    def of(self, x: Tensor) -> Gathered:
+        """Other rows of the same nodes, which nobody else has."""
+        return Gathered(self.call, x, self.side, True)
+
+    def aggregate(self, reduce: str, training: bool) -> Tensor:
+        """The reduction at each destination of rows at sources."""
+        return _aggregated(self, None, reduce, training, self.x.shape[1:])
+
+
+def _aggregated(of: Gathered, weight: Tensor | None, reduce: str, training: bool, row: Sequence[int]) -> Tensor:
+    how: Any = dict(place=of.call.place, ties="scatter", training=training, copies=not of.own)
+    x = of.x.reshape(of.x.shape[0], -1)
+    return edges.shaped(execute.aggregate(of.call.ends.towards(BY_DST), x, weight, reduce, **how), row)
+
+
+class Weighted:
+    """``weight [E, H]`` times the rows of ``x [num_src, H, ...]``, seen in another ``tail`` of dimensions; with ``heads_summed``,
+    the sum over the heads."""
+
+    def __init__(self, of: Gathered, weight: Tensor, heads: int, tail: tuple[int, ...], heads_summed: bool = False) -> None:
+        self.rows, self.weight, self.heads, self.tail, self.heads_summed = of, weight, heads, tail, heads_summed
+        self.version = weight._version
+
+    call = property(lambda self: self.rows.call)
+    like = property(lambda self: self.rows.x)
+    shape = property(lambda self: (self.rows.call.edges, *self.tail))
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.rows.x.requires_grad or self.weight.requires_grad
+
+    def check(self) -> None:
+        if self.weight._version != self.version:  # somebody has written into it since
+            raise Exists
+
+    def value(self) -> Tensor:
+        self.check()
+        out = self._per_head(self.rows.value()) * self.weight.view(-1, self.heads, 1)
+        return (out.sum(1) if self.heads_summed else out).reshape(self.shape)
+
+    def _per_head(self, t: Tensor) -> Tensor:
+        return t.reshape(t.shape[0], self.heads, -1)
+
+    def aggregate(self, reduce: str, training: bool) -> Tensor:
+        """The reduction at each destination."""
+        self.check()
+        weight = self.weight.view(-1) if self.heads == 1 else self.weight
+        if not self.heads_summed:
+            return _aggregated(self.rows, weight, reduce, training, self.tail)
+        out = _aggregated(self.rows, weight, reduce, training, (math.prod(self.rows.x.shape[1:]),))
+        return self._per_head(out).sum(1).reshape(-1, *self.tail)
+
+
+class Pair:
+    """``a + b``, ``a - b`` or ``a * b`` (``how`` is ``"add"``, ``"sub"`` or ``"mul"``) of rows ``[E, ...]`` at different ends."""
+
+    def __init__(self, a: Gathered, b: Gathered, how: str) -> None:
+        self.a, self.b, self.how = a, b, how
+
+    call = property(lambda self: self.a.call)
+    like = property(lambda self: self.a.x)
+    shape = property(lambda self: self.a.shape)
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.a.x.requires_grad or self.b.x.requires_grad
+
+    def value(self) -> Tensor:
+        if self.a.x.is_cuda:
+            return getattr(self.a.value(), self.how)(self.b.value())
+        a, b = ((k.kept() if self.how == "mul" else k.x).flatten(1).contiguous() for k in (self.a, self.b))
+        return edges.combine(a, b, self.call.ends, self.a.side, self.how).view(self.shape)
+
+
+class Joined:
+    """Rows side by side, of nodes or of edges ``[E, F]``."""
+
+    def __init__(self, call: Call, parts: list[Gathered | Tensor]) -> None:
+        self.call, self.parts = call, parts
+        self.versions = [p._version for p in parts if isinstance(p, Tensor)]
+
+    @property
+    def like(self) -> Tensor:
+        return next(p.x for p in self.parts if isinstance(p, Gathered))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.call.edges, sum(p.shape[1] for p in self.parts)
+
+    @property
+    def requires_grad(self) -> bool:
+        return any((p.x if isinstance(p, Gathered) else p).requires_grad for p in self.parts)
+
+    def check(self) -> None:
+        if self.versions != [p._version for p in self.parts if isinstance(p, Tensor)]:
+            raise Exists
+
+    def value(self) -> Tensor:
+        self.check()
+        return torch.cat([p.value() if isinstance(p, Gathered) else p for p in self.parts], 1)
+
+
+Kind = Gathered | Weighted | Pair | Joined
+
+
+# ---- what message() sees -----------------------------------------------------------------------------------------------------
+class Rows(Tensor):
+    """A tensor ``[E, ...]`` without elements."""
+
+    kind: Kind
+    _value: Tensor | None
+
+    @staticmethod
+    def made(call: Call, kind: Kind) -> Rows:
+        like = kind.like
+        rows: Rows = torch.Tensor._make_wrapper_subclass(Rows, kind.shape, dtype=like.dtype, device=like.device)  # type: ignore[attr-defined]
+        rows.kind, rows._value = kind, None
+        call.add(rows)
+        return rows
+
+    def value(self) -> Tensor:
+        """The rows, which exist from now on."""
+        if self._value is None:
+            call = self.kind.call
+            with torch.set_grad_enabled(call.grad_enabled):
+                self._value = self.kind.value()
+        return self._value
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _OF_SHAPE:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        first = next(r for r in _flat((args, kwargs)) if isinstance(r, Rows))
+        call = first.kind.call
+        if func is _REQUIRES_GRAD:
+            return call.grad_enabled and first.kind.requires_grad if first._value is None else first._value.requires_grad
+        if torch.is_grad_enabled() != call.grad_enabled:
+            raise Exists
+        name = getattr(func, "__name__", "")
+        if (name.endswith("_") and not name.endswith("__")) or name in _WRITES or "out" in kwargs:
+            call.settle()
+        handler = _HANDLERS.get(func)
+        if handler is not None:
+            found = handler(*args, **kwargs)
+            if found is not NotImplemented:
+                if isinstance(found, Tensor):
+                    return found
+                return Rows.made(call, found)
+        return func(*_existing(args), **_existing(kwargs))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise Exists  # what has not come through __torch_function__
+
+
+def _restorer(module: torch.nn.Module, device: torch.device) -> Callable[[], None]:
+    """What makes torch's generators and the buffers of a layer what they are now, as if a function had not begun to run."""
+    state = torch.get_rng_state()
+    of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" and not is_capturing() else None
+    buffers = [(m, n, b, b._version, b.clone()) for m in module.modules() for n, b in m._buffers.items() if b is not None]
+
+    def restore() -> None:
+        torch.set_rng_state(state)
+        if of_device is not None:
+            torch.cuda.set_rng_state(of_device, device)
+        for owner, name, buffer, version, before in buffers:
+            owner._buffers[name] = buffer
+            if buffer._version != version:
+                with torch.no_grad():
+                    buffer.copy_(before)
+
+    return restore
+
+
+def _flat(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        for v in value:
+            yield from _flat(v)
+    elif isinstance(value, dict):
+        yield from _flat(list(value.values()))
+    else:
+        yield value
+
+
+def _existing(value: Any) -> Any:
+    if isinstance(value, Rows):
+        return value.value()
+    if type(value) in (tuple, list):
+        return type(value)(map(_existing, value))
+    return {k: _existing(v) for k, v in value.items()} if type(value) is dict else value
+
+
+_REQUIRES_GRAD = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+_OF_SHAPE = {
+    getattr(Tensor, name).__get__
+    for name in ("shape", "dtype", "device", "ndim", "is_cuda", "layout", "is_sparse", "itemsize", "is_sparse_csr", "is_nested")
+} | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.element_size, Tensor.__len__, Tensor.is_floating_point}
+_OF_SHAPE |= {torch.is_floating_point, torch.numel, torch.is_complex, Tensor.is_complex, Tensor.ndimension, Tensor.get_device}
+_WRITES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__set__", "backward", "register_hook"}
+
+
+def kind_of(t: Any) -> Any:
+    """What rows are; ``None`` for any other tensor, and for rows that somebody may have written into."""
+    return t.kind if type(t) is Rows and not t.kind.call.written else None
+
+
+# ---- operations --------------------------------------------------------------------------------------------------------------
+_HANDLERS: dict[Any, Callable[..., Any]] = {}
+
+
+def _handles(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def add(handler: Callable[..., Any]) -> Callable[..., Any]:
+        _HANDLERS.update(dict.fromkeys(functions, handler))
+        return handler
+
+    return add
+
+
+def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
+
+
+def _tail(kind: Any, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The dimensions after the first of rows that are seen in another shape; ``None`` if the first is no longer the edges."""
+    if not shape or not all(isinstance(n, int) for n in shape):
+        return None
+    row, tail = math.prod(kind.shape[1:]), list(shape[1:])
+    if shape[0] not in (-1, kind.call.edges):
+        return None
+    if -1 in tail:
+        rest = -math.prod(tail)
+        if shape[0] == -1 or tail.count(-1) > 1 or rest == 0 or row % rest:
+            return None
+        tail[tail.index(-1)] = row // rest
+    return tuple(tail) if math.prod(tail) == row and row else None
+
+
+def _seen_as(t: Rows, tail: tuple[int, ...] | None) -> Any:
+    kind = t.kind
+    if tail is None:
+        return NotImplemented
+    if isinstance(kind, Gathered):
+        return Gathered(kind.call, kind.x.reshape(kind.x.shape[0], *tail), kind.side, kind.own, t)
+    if isinstance(kind, Weighted):
+        return Weighted(kind.rows, kind.weight, kind.heads, tail, kind.heads_summed)
+    return NotImplemented
+
+
+@_handles(Tensor.view, Tensor.reshape, torch.reshape)
+def _view(t: Any, *shape: Any) -> Any:
+    kind = kind_of(t)
+    return NotImplemented if kind is None or not shape else _seen_as(t, _tail(kind, _sizes(shape)))
+
+
+@_handles(Tensor.unsqueeze, torch.unsqueeze)
+def _unsqueeze(t: Any, dim: int) -> Any:
+    kind = kind_of(t)
+    if kind is None or not isinstance(dim, int):
+        return NotImplemented
+    at, tail = dim % (t.dim() + 1), list(kind.shape[1:])
+    return _seen_as(t, (*tail[: at - 1], 1, *tail[at - 1 :])) if at else NotImplemented
+
+
+@_handles(Tensor.flatten, torch.flatten)
+def _flatten(t: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
+    kind = kind_of(t)
+    if kind is None:
+        return NotImplemented
+    start, end, tail = start_dim % t.dim(), end_dim % t.dim(), kind.shape[1:]
+    return _seen_as(t, (*tail[: start - 1], math.prod(tail[start - 1 : end]), *tail[end:])) if start else NotImplemented
+
+
+def _saves(kind: Any) -> bool:
+    """Whether there are fewer nodes than edges."""
+    return isinstance(kind, Gathered) and kind.x.shape[0] <= kind.call.edges
+
+
+def _by_row(function: Any) -> Callable[..., Any]:
+    """For functions of each element, whose gradient is finite wherever the function is: nodes without edges must not matter."""
+
+    def handler(t: Any, *args: Any, **kwargs: Any) -> Any:
+        kind = kind_of(t)
+        if not _saves(kind) or kwargs.pop("inplace", False) or any(isinstance(a, Tensor) for a in (*args, *kwargs.values())):
+            return NotImplemented
+        return kind.of(function(kind.kept(), *args, **kwargs))
+
+    return handler
+
+
+for _function in (
+    *(getattr(where, name) for name in ("relu", "sigmoid", "tanh", "abs", "neg") for where in (torch, Tensor)),
+    *(functional.relu, functional.leaky_relu, functional.elu, functional.silu, functional.gelu, functional.softplus),
+    Tensor.__neg__,
+):
+    _HANDLERS[_function] = _by_row(_function)
+
+
+@_handles(functional.linear)
+def _linear(t: Any, weight: Any, bias: Any = None) -> Any:
+    kind = kind_of(t)
+    if kind is None or type(t) is not Rows or any(isinstance(p, Rows) for p in (weight, bias)) or weight.dim() != 2:
+        return NotImplemented
+    if kind.like.dtype not in REORDERED or weight.dtype is not kind.like.dtype or torch.is_autocast_enabled(weight.device.type):
+        return NotImplemented
+    if isinstance(kind, Joined) and weight.shape[1] == kind.shape[1]:
+        return _linear_of_parts(kind, weight, bias)
+    return kind.of(functional.linear(kind.kept(), weight, bias)) if _saves(kind) else NotImplemented
+
+
+def _linear_of_parts(joined: Joined, weight: Tensor, bias: Tensor | None) -> Any:
+    """The sum of a product for each part, of which those at nodes are small."""
+    joined.check()
+    total: Tensor | None = None
+    begin = 0
+    by_side: dict[int, Tensor] = {}
+    for part in joined.parts:
+        columns = weight[:, begin : begin + part.shape[1]]
+        begin += part.shape[1]
+        if isinstance(part, Gathered):
+            product = functional.linear(part.kept(), columns)
+            by_side[part.side] = product if part.side not in by_side else by_side[part.side] + product
+        else:
+            product = functional.linear(part, columns)
+            total = product if total is None else total + product
+    if bias is not None:
+        side = next(iter(by_side))
+        by_side[side] = by_side[side] + bias
+    joined.call.gained = True
+    both = joined_ends(joined.call, by_side)
+    return both if total is None else total.add_(both)
+
+
+def joined_ends(call: Call, by_side: dict[int, Tensor]) -> Tensor:
+    """The sum of rows ``[nodes, F]`` at the ends of each edge, ``[E, F]``."""
+    if len(by_side) == 1:
+        ((side, x),) = by_side.items()
+        return edges.gather(x, call.ends, side)
+    dst, src = by_side[BY_DST], by_side[BY_SRC]
+    if not dst.is_cuda:
+        return edges.combine(dst, src, call.ends, BY_DST, "add")
+    return edges.gather(dst, call.ends, BY_DST) + edges.gather(src, call.ends, BY_SRC)
+
+
+@_handles(torch.cat, torch.concat)
+def _cat(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
+    if kwargs or not isinstance(tensors, (tuple, list)) or dim not in (1, -1):
+        return NotImplemented
+    parts: list[Any] = []
+    for t in tensors:
+        kind = kind_of(t)
+        part = t if kind is None and type(t) is Tensor else kind
+        if not isinstance(part, (Gathered, Tensor)) or t.dim() != 2:
+            return NotImplemented
+        if isinstance(part, Gathered) and not _saves(part):
+            return NotImplemented
+        parts.append(part)
+    gathered = [p for p in parts if isinstance(p, Gathered)]
+    if not gathered or any(p.dtype is not gathered[0].x.dtype for p in tensors):
+        return NotImplemented
+    call = gathered[0].call
+    return Joined(call, parts) if all(t.shape[0] == call.edges for t in tensors) else NotImplemented
+
+
+@_handles(Tensor.matmul, torch.matmul, Tensor.mm, torch.mm, Tensor.__matmul__)
+def _matmul(t: Any, weight: Any) -> Any:
+    kind = kind_of(t)
+    if not _saves(kind) or type(weight) not in (Tensor, torch.nn.Parameter) or weight.dim() != 2 or kind.x.dtype not in REORDERED:
+        return NotImplemented
+    return NotImplemented if torch.is_autocast_enabled(weight.device.type) else kind.of(kind.kept().matmul(weight))
+
+
+@_handles(Tensor.mul, torch.mul, Tensor.__mul__, Tensor.__rmul__)
+def _mul(a: Any, b: Any) -> Any:
+    kind, other = kind_of(a), b
+    if kind is None:
+        kind, other = kind_of(b), a
+    if kind is None:
+        return NotImplemented
+    of_other = kind_of(other)
+    if isinstance(kind, Gathered) and isinstance(of_other, Gathered):
+        narrow = [math.prod(k.shape[1:]) < math.prod(big.shape[1:]) for k, big in ((kind, of_other), (of_other, kind))]
+        if narrow[0]:
+            kind, of_other = of_other, kind
+        if any(narrow):
+            return _weighted(kind, of_other.value())
+        return _pair(kind, of_other, "mul")
+    if _is_number(other) or _is_of_all(other, kind):
+        return kind.of(kind.kept() * other) if _saves(kind) else NotImplemented
+    return _weighted(kind, other)
+
+
+def _pair(a: Any, b: Any, how: str) -> Any:
+    """Wide rows at different ends: narrow ones may as well exist."""
+    if a.side == b.side or a.shape != b.shape or a.x.dtype is not b.x.dtype or math.prod(a.shape[1:]) < WIDE:
+        return NotImplemented
+    a.call.gained |= not a.x.is_cuda
+    return Pair(a, b, how)
+
+
+WIDE = 8
+
+
+@_handles(Tensor.add, torch.add, Tensor.__add__)
+def _add(a: Any, b: Any, **kwargs: Any) -> Any:
+    return NotImplemented if kwargs else _added(a, b, "add")
+
+
+@_handles(Tensor.sub, torch.sub, Tensor.__sub__)
+def _sub(a: Any, b: Any, **kwargs: Any) -> Any:
+    return NotImplemented if kwargs else _added(a, b, "sub")
+
+
+def _added(a: Any, b: Any, how: str) -> Any:
+    kinds = kind_of(a), kind_of(b)
+    if isinstance(kinds[0], Gathered) and isinstance(kinds[1], Gathered):
+        return _pair(*kinds, how)
+    if kinds[0] is not None and _saves(kinds[0]) and (_is_number(b) or _is_of_all(b, kinds[0])):
+        return kinds[0].of(getattr(kinds[0].x, how)(b))
+    if how == "add" and kinds[1] is not None and _saves(kinds[1]) and (_is_number(a) or _is_of_all(a, kinds[1])):
+        return kinds[1].of(kinds[1].x.add(a))
+    return NotImplemented
+
+
+@_handles(Tensor.div, torch.div, Tensor.true_divide, Tensor.__truediv__)
+def _div(a: Any, b: Any, **kwargs: Any) -> Any:
+    kind = kind_of(a)
+    if kwargs or kind is None or not _saves(kind) or not _is_number(b):
+        return NotImplemented
+    return kind.of(kind.x / b)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _is_of_all(t: Any, kind: Any) -> bool:
+    """Whether a tensor is the same for each edge, and a product with it as large as the rows."""
+    if not isinstance(t, Tensor) or isinstance(t, Rows) or t.dtype is not kind.like.dtype or t.device != kind.like.device:
+        return False
+    shape, rows = tuple(t.shape), kind.shape
+    if len(shape) > len(rows) or (len(shape) == len(rows) and shape[0] != 1):
+        return False
+    return all(n in (1, m) for n, m in zip(shape[::-1], rows[::-1]))
+
+
+def _weighted(kind: Any, weight: Any) -> Any:
+    """Rows times a number for each edge, or for each edge and head."""
+    before = kind if isinstance(kind, Weighted) and not kind.heads_summed else None
+    of = kind if before is None else before.rows
+    if type(weight) is not Tensor or not isinstance(of, Gathered) or of.side != BY_SRC or weight.dtype is not of.x.dtype:
+        return NotImplemented
+    shape, rows = tuple(weight.shape), kind.shape
+    if weight.device != of.x.device or len(shape) != len(rows) or shape[0] != rows[0] or len(rows) < 2:
+        return NotImplemented
+    heads = math.prod(shape[1:]) if shape == rows else shape[1] if len(shape) > 2 else 1
+    if shape != rows and (heads not in (1, rows[1]) or any(n != 1 for n in shape[2:]) or (len(shape) == 2 and shape[1] != 1)):
+        return NotImplemented
+    if of.x.dtype not in FEATURE_DTYPES or not math.prod(rows[1:]):
+        return NotImplemented
+    weight = weight.reshape(-1, heads)
+    if before is not None:
+        if before.heads not in (1, heads) and heads != 1:
+            return NotImplemented
+        before.check()
+        weight, heads = before.weight * weight, max(before.heads, heads)
+    of.call.gained = True
+    return Weighted(of, weight, heads, rows[1:])
+
+
+@_handles(Tensor.sum, torch.sum)
+def _sum(t: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+    kind = kind_of(t)
+    if isinstance(dim, (tuple, list)) and len(dim) == 1:
+        dim = dim[0]
+    if kind is None or not isinstance(dim, int) or kwargs or not dim % t.dim():
+        return NotImplemented
+    dim %= t.dim()
+    if isinstance(kind, Gathered):
+        return kind.of(kind.x.sum(dim, keepdim)) if _saves(kind) else NotImplemented
+    if isinstance(kind, Pair) and kind.how == "mul" and dim == t.dim() - 1 and kind.a.x.dtype in FEATURE_DTYPES:
+        return _dot(kind, keepdim)
+    if not isinstance(kind, Weighted) or kind.heads_summed or keepdim:
+        return NotImplemented
+    if kind.heads == 1 and _saves(kind.rows):
+        x = kind.rows.x.reshape(-1, *kind.tail).sum(dim)
+        return Weighted(kind.rows.of(x), kind.weight, 1, x.shape[1:])
+    if dim == 1 and len(kind.tail) == 2 and kind.tail[0] == kind.heads:
+        return Weighted(kind.rows, kind.weight, kind.heads, kind.tail[1:], True)
+    return NotImplemented
+
+
+def _dot(kind: Pair, keepdim: bool) -> Any:
+    heads = math.prod(kind.shape[1:-1])
+    if not math.prod(kind.shape[1:]):
+        return NotImplemented
+    a, b = (k.kept().reshape(k.x.shape[0], -1).contiguous() for k in sorted((kind.a, kind.b), key=lambda k: k.side != BY_DST))
+    kind.call.gained = True
+    out = execute.dot(kind.call.ends.towards(BY_DST), a, b, heads, kind.call.place).view(kind.shape[:-1])
+    return out.unsqueeze(-1) if keepdim else out
+
+
+# ---- a run -------------------------------------------------------------------------------------------------------------------
+_hopeless: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # layers that made nothing of rows that do not exist
+
+
+def of(module: torch.nn.Module, ends: edges.Ends, place: str) -> Call | None:
+    """What the ``message()`` of a layer gets its rows from, if they may not have to exist."""
+    return None if module in _hopeless else Call(module, ends, place)
+
+
+def existing(value: Any) -> Any:
+    """A tensor, with elements if it had none."""
+    return value.value() if type(value) is Rows else value

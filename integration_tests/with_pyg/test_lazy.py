@@ -1,0 +1,304 @@
+"""Messages whose gathered features do not have to exist: what is made of them, and whatever else users do with them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from comparison import compare
+from graphs import GRAPHS, relative_error
+from torch import nn as tnn
+
+import gnnfast
+
+pytest.importorskip("torch_geometric", reason="PyG is not installed")
+from torch_geometric import nn
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import softmax
+
+H, C = 2, 4
+F = H * C
+
+
+class Layer(MessagePassing):
+    """Runs one of the functions below."""
+
+    def __init__(self, function, aggr="sum", heads=False, **kwargs):
+        super().__init__(aggr=aggr, **kwargs, **({"node_dim": 0} if heads else {}))
+        self.function, self.heads = function, heads
+        self.att = tnn.Parameter(torch.linspace(-1, 1, F).view(1, H, C))
+        self.lin, self.pair = tnn.Linear(F, F), tnn.Linear(2 * F + 1, F)
+        self.drop = 0.5
+        self.kept = []
+
+    def forward(self, x, edge_index, attr):
+        out = self.propagate(edge_index, x=x.view(-1, H, C) if self.heads else x, attr=attr)
+        return out.flatten(1)
+
+    def message(self, x_i, x_j, attr, index, size_i):
+        return self.function(self, x_i, x_j, attr, (index, None, size_i))
+
+
+class Doubled(torch.autograd.Function):
+    """Whose gradient is wrong on purpose, by which it is known that it was asked."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 3 * grad
+
+
+@torch.jit.script
+def scripted(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a * b.sigmoid()
+
+
+def of_numpy(m, i, j, attr, at):
+    return j * torch.from_numpy(j.detach().cpu().numpy().sum(1, keepdims=True)).to(j.device)
+
+
+def attention(m, i, j, attr, at):
+    alpha = (i * m.att).sum(-1) + (j * m.att).sum(-1)
+    return j * softmax(tnn.functional.leaky_relu(alpha), *at).unsqueeze(-1)
+
+
+def dots(m, i, j, attr, at):
+    return (j.view(-1, H, C) * (i.view(-1, H, C) * j.view(-1, H, C)).sum(dim=-1, keepdim=True).tanh()).view(-1, F)
+
+
+def without_gradient(m, i, j, attr, at):
+    with torch.no_grad():
+        weight = (i * j).sum(-1, keepdim=True)
+    return weight * j
+
+
+def written(m, i, j, attr, at):
+    seen = j.view(-1, H, C)
+    j *= 2
+    i[:, 0] = 1.0
+    return (seen * i.view(-1, H, C)[:, :, :1]).view(-1, F)
+
+
+def written_weight(m, i, j, attr, at):
+    weight = attr.clone()
+    out = j * weight
+    weight.mul_(3)
+    return out
+
+
+def dropped(m, i, j, attr, at):
+    weight = tnn.functional.dropout((i * j).sum(-1), m.drop, True)
+    return tnn.functional.dropout(j * weight.view(-1, 1), m.drop, True)
+
+
+def kept(m, i, j, attr, at):
+    m.kept[:] = [j, j.view(-1, H, C), j * attr]
+    return m.kept[2]
+
+
+def by_type(m, i, j, attr, at):
+    return j * attr if isinstance(j, torch.Tensor) and j.requires_grad == i.requires_grad and len(j) == len(attr) else None
+
+
+def caught(m, i, j, attr, at):
+    try:
+        return Doubled.apply(j) * attr
+    except Exception:
+        return j
+
+
+# (function, whether heads have a dimension, whether messages need not exist)
+MESSAGES = {
+    "attention": (attention, True, True),
+    "dots": (dots, False, True),
+    "rows": (lambda m, i, j, attr, at: m.lin(j).relu(), False, True),
+    "matrix": (lambda m, i, j, attr, at: (j @ m.lin.weight) * attr, False, True),
+    "a weight for each feature": (lambda m, i, j, attr, at: (i + j).sigmoid() * j, False, True),
+    "heads summed": (lambda m, i, j, attr, at: (j.view(-1, H, C) * attr.view(-1, 1, 1)).sum(1), False, True),
+    "two weights": (lambda m, i, j, attr, at: (attr.view(-1, 1, 1) * j) * (i * j).sum(-1, keepdim=True), True, True),
+    "joined": (lambda m, i, j, attr, at: m.pair(torch.cat([i, j, attr], -1)).tanh(), False, False),
+    "joined with a difference": (lambda m, i, j, attr, at: m.pair(torch.cat([i, j - i, attr], dim=1)), False, False),
+    "scaled": (lambda m, i, j, attr, at: (2 * j - 1) / 3 + m.att.view(1, F), False, True),
+    "difference": (lambda m, i, j, attr, at: (j - i) * attr, False, False),
+    "destinations": (lambda m, i, j, attr, at: i * attr, False, False),
+    "reversed": (lambda m, i, j, attr, at: (1 - j) * attr + (i - m.att.view(-1)), False, False),
+    "flattened": (lambda m, i, j, attr, at: (j * attr.unsqueeze(-1)).flatten(1), True, True),
+    "indexed": (lambda m, i, j, attr, at: torch.cat([j[:, :1] * attr, j[:, 1:]], 1), False, False),
+    "transposed": (lambda m, i, j, attr, at: (j.t() * attr.view(-1)).t(), False, False),
+    "einsum": (lambda m, i, j, attr, at: torch.einsum("ef,eg->ef", j, attr), False, False),
+    "mean over edges": (lambda m, i, j, attr, at: j - j.mean(0), False, True),
+    "without gradient": (without_gradient, False, False),
+    "own gradient": (lambda m, i, j, attr, at: Doubled.apply(j) * attr, False, False),
+    "own gradient, caught": (caught, False, False),
+    "scripted": (lambda m, i, j, attr, at: scripted(j, i), False, False),
+    "numpy": (of_numpy, False, True),
+    "vmap": (lambda m, i, j, attr, at: torch.vmap(torch.dot)(i, j).unsqueeze(1) * j.sin(), False, False),
+    "written": (written, False, False),
+    "dropped": (dropped, False, False),
+    "kept": (kept, False, True),
+    "asked": (by_type, False, True),
+    "detached": (lambda m, i, j, attr, at: j * (i.detach() * j.detach()).sum(-1, keepdim=True), False, True),
+}
+
+
+def arguments(graph, device, dtype=torch.float64):
+    edge_index, num_src, num_dst = GRAPHS[graph]()
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(max(num_src, num_dst), F, generator=generator, dtype=dtype)
+    attr = torch.rand(edge_index.shape[1], 1, generator=generator, dtype=dtype)
+    return x.to(device), edge_index.to(device), attr.to(device)
+
+
+@pytest.mark.parametrize("graph", ["random", "hub", "isolated", "self_loops_and_duplicates", "no_edges"])
+@pytest.mark.parametrize("name", MESSAGES)
+def test_message(name, graph, device):
+    function, heads, fused = MESSAGES[name]
+    for aggr in ("sum", "mean", "max"):
+        if aggr == "max" and name == "rows":
+            continue  # ties of zeros: of each node in place of each edge
+        layer = Layer(function, aggr, heads).to(device, torch.float64)
+        report = compare(layer, *arguments(graph, device), tolerance=1e-9)
+        assert not report.fallbacks
+        if fused and graph == "random":
+            assert {f"gar {aggr}", f"gas {aggr}"} & {kernel for _, kernel, _ in report.kernels}
+        elif graph == "random":
+            assert f"gathers and {aggr}" in {kernel for _, kernel, _ in report.kernels}
+
+
+@pytest.mark.parametrize("name", ["attention", "dots", "joined", "a weight for each feature", "heads summed"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.float16, 1e-2)])
+def test_dtypes(name, dtype, tolerance, device):
+    function, heads, _ = MESSAGES[name]
+    compare(Layer(function, "sum", heads).to(device, dtype), *arguments("random", device, dtype), tolerance=tolerance)
+
+
+@pytest.mark.parametrize("name", ["attention", "dots", "joined", "a weight for each feature", "rows"])
+def test_second_derivatives(name, device):
+    function, heads, _ = MESSAGES[name]
+    layer = Layer(function, "sum", heads).to(device, torch.float64)
+    x, edge_index, attr = arguments("random", device)
+
+    def second():
+        leaf = x.detach().clone().requires_grad_()
+        (grad,) = torch.autograd.grad(layer(leaf, edge_index, attr).pow(2).sum(), leaf, create_graph=True)
+        return torch.autograd.grad(grad.pow(2).sum(), [leaf, *layer.parameters()], allow_unused=True)
+
+    found = second()
+    gnnfast.disable()
+    expected = second()
+    gnnfast.enable()
+    for f, e in zip(found, expected):
+        assert (f is None) == (e is None) and (e is None or relative_error(f, e) < 1e-9)
+
+
+@pytest.mark.parametrize("name", ["dots", "rows", "a weight for each feature", "joined", "scaled"])
+def test_features_written_into_afterwards(name, device):
+    """PyG keeps gathered copies, so its users may write into theirs."""
+    layer = Layer(MESSAGES[name][0]).to(device, torch.float64)
+    x, edge_index, attr = arguments("random", device)
+
+    def run():
+        leaf = x.clone().requires_grad_()
+        h = leaf * 1
+        out = layer(h, edge_index, attr)
+        h.mul_(2)
+        out.add_(h)
+        return torch.autograd.grad(out.pow(2).sum(), leaf)[0]
+
+    found = run()
+    gnnfast.disable()
+    expected = run()
+    gnnfast.enable()
+    assert relative_error(found, expected) < 1e-9
+
+
+def test_what_is_kept_is_as_it_was(device):
+    """Rows that a user's function gave to somebody are those of the call."""
+    layer = Layer(kept).to(device, torch.float64)
+    x, edge_index, attr = arguments("random", device)
+    expected = x[edge_index[0]]
+    layer(x, edge_index, attr)
+    x.zero_()
+    rows, seen, product = layer.kept
+    assert torch.equal(rows + 0, expected) and torch.equal(seen + 0, expected.view(-1, H, C))
+    assert torch.equal(product + 0, expected * attr)
+
+
+def test_weight_that_is_written_into_afterwards(device):
+    layer = Layer(written_weight).to(device, torch.float64)
+    x, edge_index, attr = arguments("random", device)
+    with torch.no_grad():
+        found = layer(x, edge_index, attr)
+        gnnfast.disable()
+        expected = layer(x, edge_index, attr)
+        gnnfast.enable()
+    assert relative_error(found, expected) < 1e-12
+
+
+def test_errors_of_the_message_are_its_own(device):
+    calls = []
+
+    def fails(m, i, j, attr, at):
+        calls.append(type(j))
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        Layer(fails).to(device, torch.float64)(*arguments("random", device))
+    assert calls[-1] is torch.Tensor
+
+
+def test_state_after_a_second_run(device):
+    """A function that cannot run without rows draws and counts as in PyG, although it had begun before."""
+
+    def draws(m, i, j, attr, at):
+        return Doubled.apply(j) * m.norm(i) * torch.rand_like(attr)
+
+    def layer():
+        made = Layer(draws).to(device, torch.float64)
+        made.norm = tnn.BatchNorm1d(F).to(device, torch.float64)
+        return made
+
+    compare(layer(), *arguments("random", device), tolerance=1e-9)
+    found, expected = layer(), layer()
+    found(*arguments("random", device))
+    gnnfast.disable()
+    expected(*arguments("random", device))
+    gnnfast.enable()
+    assert int(found.norm.num_batches_tracked) == 1
+    assert relative_error(found.norm.running_mean, expected.norm.running_mean) < 1e-12
+
+
+def test_hooks_within_a_message(device):
+    layer = Layer(MESSAGES["rows"][0]).to(device, torch.float64)
+    seen = []
+    layer.lin.register_forward_hook(lambda module, inputs, out: seen.append((inputs[0], out)) or out * 2)
+    x, edge_index, attr = arguments("random", device)
+    compare(layer, x, edge_index, attr, tolerance=1e-9)
+    layer(x, edge_index, attr)
+    assert torch.equal(seen[-1][0] + 0, x[edge_index[0]])
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("SuperGATConv MX", lambda: nn.SuperGATConv(F, C, H).eval()),
+        ("SuperGATConv SD", lambda: nn.SuperGATConv(F, C, H, attention_type="SD").eval()),
+        ("FeaStConv", lambda: nn.FeaStConv(F, C, H)),
+        ("ResGatedGraphConv", lambda: nn.ResGatedGraphConv(F, F)),
+        ("HypergraphConv", lambda: nn.HypergraphConv(F, F)),
+        ("GeneralConv", lambda: nn.GeneralConv(F, F, attention=True, heads=H)),
+        ("LEConv", lambda: nn.LEConv(F, F)),
+        ("FiLMConv", lambda: nn.FiLMConv(F, F)),
+        ("CGConv", lambda: nn.CGConv(F)),
+        ("EdgeConv", lambda: nn.EdgeConv(tnn.Linear(2 * F, F))),
+    ],
+)
+def test_layers_of_pyg(name, make, device):
+    torch.manual_seed(0)
+    x, edge_index, _ = arguments("self_loops_and_duplicates", device)
+    report = compare(make().to(device, torch.float64), x, edge_index, tolerance=1e-9)
+    fused = name.split()[0] in ("SuperGATConv", "FeaStConv", "ResGatedGraphConv", "HypergraphConv", "GeneralConv")
+    kernels = {kernel for _, kernel, _ in report.kernels}
+    assert fused == bool(kernels & {"gar sum", "gas sum", "gar mean", "gas mean"})
