@@ -149,6 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--layers", nargs="*", choices=tuple(ALL), default=None)
     parser.add_argument("--all", action="store_true", help="layers of every kind of message")
+    parser.add_argument("--graphs", nargs="*", choices=tuple(graphs.REAL), help="on a CPU; all that are at hand if not given")
     tables.add_output(parser)
     options = parser.parse_args(arguments)
     device, rows = torch.device(options.device), []
@@ -167,13 +168,14 @@ def main(arguments: list[str] | None = None) -> int:
             for width in (16, 64, 128):
                 rows.append(measure(name, "reddit", edge_index, nodes, 602, width, False, 10))
     else:
-        found = [graph for graph in graphs.REAL if not graphs.missing(graph, "real")]
+        found = [graph for graph in options.graphs or graphs.REAL if not graphs.missing(graph, "real")]
         if not found:
             print("without the real graphs (GNNFAST_DATA names no folder with them): made ones of such sizes", file=sys.stderr)
         for graph in found or graphs.MADE:
             edge_index, nodes = graphs.real(graph) if found else graphs.made(graph, device)
             for name in names:
-                for x_grad in (False, True):  # a model's first layer, and the others
+                # A model's first layer, and the others; without parameters a first one has no gradients.
+                for x_grad in (False, True) if any(True for _ in ALL[name](1, 1).parameters()) else (True,):
                     rows.append(measure(name, graph, edge_index, nodes, 64, 64, x_grad, 15))
     mean = [{"layers": len(rows), "geometric mean": timing.geometric_mean(r["PyG / gnnfast"] for r in rows)}]
     tables.write(options, f"PyG layers, forward and backward, on {options.device}", rows, device, mean)
