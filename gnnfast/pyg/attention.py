@@ -23,7 +23,7 @@ from gnnfast.graph import Graph
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.patching import class_of, is_dispatched
-from gnnfast.pyg import bounded, guards
+from gnnfast.pyg import bounded, guards, lazy
 from gnnfast.pyg.adjacency import graph_of, incidence_of, key_of
 from gnnfast.pyg.known import replaced_in_attention, replaced_in_layer, replaced_in_softmax
 from gnnfast.pyg.layers import REORDERED, is_product, normalise
@@ -580,6 +580,8 @@ def make_softmax(original: FunctionType) -> Callable[..., Any]:
     ``edge_index`` whose graph is kept."""
 
     def softmax_of(src: Any, index: Any, ptr: Any, num_nodes: Any, dim: Any) -> Any:
+        if type(src) is lazy.Rows:
+            return lazy.softmax(src, index, num_nodes, dim)
         base = getattr(index, "_base", None)
         if replaced_in_softmax():
             return NotImplemented

@@ -71,15 +71,17 @@ def propagate(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
     rows = lazy.of(module, ends, steps.place)
     sizes, collected = _collect(module, edge_index, size, kwargs, ends, rows)
     found.append(_graph(module, edge_index, sizes))
-    messages = None
+
+    def aggregated(exist: bool) -> Any:
+        messages = module.message(**_arguments(steps.message, collected, exist))
+        return lazy.existing(_aggregate(module, steps, messages, ends, collected, why, None if exist else rows))
+
+    found_out = None if rows is None else rows.run(lambda: aggregated(False))
+    if rows is not None and found_out is not None and not rows.gained and not steps.reduce:
+        ran(steps.place, "gathers and reductions", why)
+    out = _update(module, steps, aggregated(True) if found_out is None else found_out[0], collected)
     if rows is not None:
-        reduced_dim = module.node_dim if steps.reduce else None
-        messages = rows.run(_arguments(steps.message, collected, False), reduced_dim)
-    if messages is None:
-        messages = _messages(module, steps, collected)
-    out = _update(module, steps, _aggregate(module, steps, messages, ends, collected, why), collected)
-    del messages, collected
-    if rows is not None:
+        del collected
         rows.settle()  # what message() has given to somebody
     return out
 
@@ -202,10 +204,15 @@ class _Collector:
         return edges.gather(x, self._ends, side)
 
 
-def _aggregate(module: Any, steps: Steps, messages: Any, ends: edges.Ends, collected: Any, why: str) -> Any:
-    """What ``aggregate()`` makes of messages."""
-    if isinstance(messages, (lazy.Gathered, lazy.Weighted)):
-        return messages.aggregate(steps.reduce, module.training)
+def _aggregate(
+    module: Any, steps: Steps, messages: Any, ends: edges.Ends, collected: Any, why: str, rows: lazy.Call | None = None
+) -> Any:
+    """What ``aggregate()`` makes of messages, which may be ``rows`` that do not exist."""
+    if rows is not None and steps.reduce:
+        fused = rows.aggregate(messages, module.node_dim, steps.reduce)
+        if fused is not None:
+            return fused
+        messages = lazy.existing(messages)
     if (
         steps.reduce
         and not guards.operand("messages", messages)
@@ -217,21 +224,23 @@ def _aggregate(module: Any, steps: Steps, messages: Any, ends: edges.Ends, colle
         if why:
             ran(steps.place, f"gathers and {steps.reduce}", why)
         return edges.reduce(messages, ends, steps.reduce)
-    if why:
+    if why and rows is None:
         ran(steps.place, "gathers and reductions", why)
-    before = _reducing.ends, _reducing.index  # of an aggregate() that propagates itself
-    _reducing.ends, _reducing.index = ends, getattr(collected, "index", None)
+    before = _reducing.ends, _reducing.index, _reducing.rows  # of an aggregate() that propagates itself
+    _reducing.ends, _reducing.index, _reducing.rows = ends, getattr(collected, "index", None), rows
     try:
-        return module.aggregate(messages, **_arguments(steps.aggregate, collected))
+        return module.aggregate(messages, **_arguments(steps.aggregate, collected, rows is None))
     finally:
-        _reducing.ends, _reducing.index = before
+        _reducing.ends, _reducing.index, _reducing.rows = before
 
 
 class _Reducing(threading.local):
-    """``index`` holds the destinations of the edges at ``ends`` whose messages an ``aggregate()`` reduces now."""
+    """``index`` holds the destinations of the edges at ``ends`` whose messages an ``aggregate()`` reduces now; these may be ``rows``
+    that do not exist."""
 
     ends: edges.Ends | None = None
     index: Tensor | None = None
+    rows: lazy.Call | None = None
 
 
 _reducing = _Reducing()
@@ -250,6 +259,11 @@ def make_scatter(original: FunctionType) -> Callable[..., Any]:
             or guards.context()
         ):
             return NotImplemented
+        if _reducing.rows is not None and dim_size == ends.towards(BY_DST).num_dst:
+            fused = _reducing.rows.aggregate(src, dim, _SCATTERED[reduce])
+            if fused is not None:
+                return fused
+        src = lazy.existing(src)
         if guards.operand("src", src) or src.dtype not in FEATURE_DTYPES or not _is_first(dim, src):
             return NotImplemented
         if src.shape[0] != index.shape[0] or dim_size != ends.towards(BY_DST).num_dst or src.device != index.device:

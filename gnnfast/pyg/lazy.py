@@ -42,12 +42,11 @@ class Call:
         self.gained, self.written = False, False
         self._made: list[weakref.ref[Rows]] = []
 
-    def run(self, arguments: dict[str, Any], reduced_dim: int | None) -> Any:
-        """What ``message()`` returns of ``arguments``, among them :meth:`rows`: anything, or, if a known reduction along a
-        dimension follows, what can be aggregated without messages. ``None`` where it must run on rows that exist."""
+    def run(self, function: Callable[[], Any]) -> tuple[Any] | None:
+        """What a function returns that uses :meth:`rows`; ``None`` where it must run on rows that exist."""
         restore = _restorer(self.module, self.ends.ids[BY_DST].device)
         try:
-            found = self._made_of(self.module.message(**arguments), reduced_dim)
+            found = (function(),)
         except (Exists, Exception):  # if the user's own, it is raised again
             self.gained = False
             restore()
@@ -56,18 +55,19 @@ class Call:
             _hopeless.add(self.module)
         return found
 
-    def _made_of(self, messages: Any, reduced_dim: int | None) -> Any:
-        if type(messages) is not Rows:
-            return messages
+    def aggregate(self, messages: Any, dim: int, reduce: str) -> Tensor | None:
+        """The reduction of messages along a dimension, if they do not have to exist for it."""
         kind = kind_of(messages)
-        if reduced_dim not in (0, -messages.dim()) or not (
-            isinstance(kind, Weighted) or (isinstance(kind, Gathered) and kind.side == BY_SRC)
-        ):
-            return messages.value()
-        if isinstance(kind, Weighted):
-            kind.check()
+        fits = isinstance(kind, Weighted) or (isinstance(kind, Gathered) and kind.side == BY_SRC)
+        if not fits or dim not in (0, -messages.dim()):
+            return None
         self.gained = True
-        return kind
+        return kind.aggregate(reduce, self.module.training)  # type: ignore[no-any-return]
+
+    def is_destinations(self, index: Any) -> bool:
+        """Whether ids are the destinations of the edges."""
+        ids = self.ends.ids[BY_DST]
+        return type(index) is Tensor and index.shape == ids.shape and index.data_ptr() == ids.data_ptr() and index.is_contiguous()
 
     def rows(self, x: Tensor, side: int) -> Tensor:
         """``x`` at one end of each edge."""
@@ -508,8 +508,12 @@ def _mul(a: Any, b: Any) -> Any:
 
 
 def _pair(a: Any, b: Any, how: str) -> Any:
-    """Wide rows at different ends: narrow ones may as well exist."""
-    if a.side == b.side or a.shape != b.shape or a.x.dtype is not b.x.dtype or math.prod(a.shape[1:]) < WIDE:
+    """Rows at one end are computed there; at different ends, narrow ones may as well exist."""
+    if a.shape != b.shape or a.x.dtype is not b.x.dtype:
+        return NotImplemented
+    if a.side == b.side:
+        return a.of(getattr(a.kept(), how)(b.kept())) if _saves(a) else NotImplemented
+    if math.prod(a.shape[1:]) < WIDE:
         return NotImplemented
     a.call.gained |= not a.x.is_cuda
     return Pair(a, b, how)
@@ -615,6 +619,19 @@ def _dot(kind: Pair, keepdim: bool) -> Any:
     kind.call.gained = True
     out = execute.dot(kind.call.ends.towards(BY_DST), a, b, heads, kind.call.place).view(kind.shape[:-1])
     return out.unsqueeze(-1) if keepdim else out
+
+
+def softmax(src: Any, index: Any, num_nodes: Any, dim: Any) -> Any:
+    """PyG's ``softmax`` over the edges at each destination of rows at sources, of which each element is a head."""
+    kind = kind_of(src)
+    if not isinstance(kind, Gathered) or kind.side != BY_SRC or dim not in (0, -src.dim()) or not kind.call.is_destinations(index):
+        return NotImplemented
+    graph, row = kind.call.ends.towards(BY_DST), kind.x.shape[1:]
+    if num_nodes != graph.num_dst or kind.x.dtype not in FEATURE_DTYPES or not row.numel():
+        return NotImplemented
+    kind.call.gained = True
+    found = execute.softmax(graph, None, None, kind.kept().reshape(-1, row.numel()), place=kind.call.place)
+    return edges.shaped(found.clone() if found.requires_grad else found, row)  # users may write into theirs
 
 
 # ---- a run -------------------------------------------------------------------------------------------------------------------
