@@ -77,8 +77,6 @@ def propagate(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
         return lazy.existing(_aggregate(module, steps, messages, ends, collected, why, None if exist else rows))
 
     found_out = None if rows is None else rows.run(lambda: aggregated(False))
-    if rows is not None and found_out is not None and not rows.gained and not steps.reduce:
-        ran(steps.place, "gathers and reductions", why)
     out = _update(module, steps, aggregated(True) if found_out is None else found_out[0], collected)
     if rows is not None:
         del collected
@@ -224,7 +222,7 @@ def _aggregate(
         if why:
             ran(steps.place, f"gathers and {steps.reduce}", why)
         return edges.reduce(messages, ends, steps.reduce)
-    if why and rows is None:
+    if why:
         ran(steps.place, "gathers and reductions", why)
     before = _reducing.ends, _reducing.index, _reducing.rows  # of an aggregate() that propagates itself
     _reducing.ends, _reducing.index, _reducing.rows = ends, getattr(collected, "index", None), rows
@@ -235,8 +233,8 @@ def _aggregate(
 
 
 class _Reducing(threading.local):
-    """``index`` holds the destinations of the edges at ``ends`` whose messages an ``aggregate()`` reduces now; these may be ``rows``
-    that do not exist."""
+    """``index`` holds the destinations of the edges at ``ends`` whose messages an ``aggregate()`` reduces now; these may be
+    ``rows`` that do not exist."""
 
     ends: edges.Ends | None = None
     index: Tensor | None = None

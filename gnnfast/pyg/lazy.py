@@ -58,11 +58,12 @@ class Call:
     def aggregate(self, messages: Any, dim: int, reduce: str) -> Tensor | None:
         """The reduction of messages along a dimension, if they do not have to exist for it."""
         kind = kind_of(messages)
-        fits = isinstance(kind, Weighted) or (isinstance(kind, Gathered) and kind.side == BY_SRC)
+        fits = isinstance(kind, (Weighted, Plus)) or (isinstance(kind, Gathered) and kind.side == BY_SRC)
         if not fits or dim not in (0, -messages.dim()):
             return None
-        self.gained = True
-        return kind.aggregate(reduce, self.module.training)  # type: ignore[no-any-return]
+        found: Tensor | None = kind.aggregate(reduce, self.module.training)
+        self.gained |= found is not None
+        return found
 
     def is_destinations(self, index: Any) -> bool:
         """Whether ids are the destinations of the edges."""
@@ -188,6 +189,38 @@ class Pair:
         return edges.combine(a, b, self.call.ends, self.a.side, self.how).view(self.shape)
 
 
+class Plus:
+    """Rows at sources plus rows of edges ``[E, F]``, or, if ``relu``, its ReLU."""
+
+    def __init__(self, of: Gathered, edge_rows: Tensor, relu: bool = False) -> None:
+        self.rows, self.edge_rows, self.relu, self.version = of, edge_rows, relu, edge_rows._version
+
+    call = property(lambda self: self.rows.call)
+    like = property(lambda self: self.rows.x)
+    shape = property(lambda self: self.rows.shape)
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.rows.x.requires_grad or self.edge_rows.requires_grad
+
+    def check(self) -> None:
+        if self.edge_rows._version != self.version:  # somebody has written into them since
+            raise Exists
+
+    def value(self) -> Tensor:
+        self.check()
+        out = self.rows.value() + self.edge_rows
+        return out.relu() if self.relu else out
+
+    def aggregate(self, reduce: str, training: bool) -> Tensor | None:
+        """The sum at each destination, of whose messages there is a kernel for a ReLU."""
+        self.check()
+        if reduce != "sum" or not self.relu:
+            return None
+        graph = self.call.ends.towards(BY_DST)
+        return execute.edge_relu(graph, self.rows.x, self.edge_rows.contiguous(), place=self.call.place)
+
+
 class Joined:
     """Rows side by side, of nodes or of edges ``[E, F]``."""
 
@@ -216,7 +249,7 @@ class Joined:
         return torch.cat([p.value() if isinstance(p, Gathered) else p for p in self.parts], 1)
 
 
-Kind = Gathered | Weighted | Pair | Joined
+Kind = Gathered | Weighted | Pair | Plus | Joined
 
 
 # ---- what message() sees -----------------------------------------------------------------------------------------------------
@@ -406,11 +439,22 @@ def _by_row(function: Any) -> Callable[..., Any]:
 
 
 for _function in (
-    *(getattr(where, name) for name in ("relu", "sigmoid", "tanh", "abs", "neg") for where in (torch, Tensor)),
-    *(functional.relu, functional.leaky_relu, functional.elu, functional.silu, functional.gelu, functional.softplus),
+    *(getattr(where, name) for name in ("sigmoid", "tanh", "abs", "neg") for where in (torch, Tensor)),
+    *(functional.leaky_relu, functional.elu, functional.silu, functional.gelu, functional.softplus),
     Tensor.__neg__,
 ):
     _HANDLERS[_function] = _by_row(_function)
+
+
+_relu_by_row = _by_row(torch.relu)
+
+
+@_handles(functional.relu, torch.relu, Tensor.relu)
+def _relu(t: Any, inplace: bool = False) -> Any:
+    kind = kind_of(t)
+    if isinstance(kind, Plus) and not inplace:
+        return Plus(kind.rows, kind.edge_rows, True)
+    return NotImplemented if inplace else _relu_by_row(t)
 
 
 @_handles(functional.linear)
@@ -538,6 +582,10 @@ def _added(a: Any, b: Any, how: str) -> Any:
         return _pair(*kinds, how)
     if kinds[0] is not None and _saves(kinds[0]) and (_is_number(b) or _is_of_all(b, kinds[0])):
         return kinds[0].of(getattr(kinds[0].x, how)(b))
+    if how == "add":
+        for kind, other in zip(kinds, (b, a)):
+            if _is_of_edges(other, kind):
+                return Plus(kind, other)
     if how == "add" and kinds[1] is not None and _saves(kinds[1]) and (_is_number(a) or _is_of_all(a, kinds[1])):
         return kinds[1].of(kinds[1].x.add(a))
     return NotImplemented
@@ -549,6 +597,21 @@ def _div(a: Any, b: Any, **kwargs: Any) -> Any:
     if kwargs or kind is None or not _saves(kind) or not _is_number(b):
         return NotImplemented
     return kind.of(kind.x / b)
+
+
+def _is_of_edges(t: Any, kind: Any) -> bool:
+    """Whether a tensor has a row for each edge, as rows at sources have."""
+    return (
+        type(t) is Tensor
+        and isinstance(kind, Gathered)
+        and kind.side == BY_SRC
+        and kind.x.dim() == 2
+        and kind.x.dtype in FEATURE_DTYPES
+        and t.layout is torch.strided
+        and tuple(t.shape) == kind.shape
+        and t.dtype is kind.x.dtype
+        and t.device == kind.x.device
+    )
 
 
 def _is_number(value: Any) -> bool:

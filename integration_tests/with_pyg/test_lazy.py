@@ -26,7 +26,7 @@ class Layer(MessagePassing):
         super().__init__(aggr=aggr, **kwargs, **({"node_dim": 0} if heads else {}))
         self.function, self.heads = function, heads
         self.att = tnn.Parameter(torch.linspace(-1, 1, F).view(1, H, C))
-        self.lin, self.pair = tnn.Linear(F, F), tnn.Linear(2 * F + 1, F)
+        self.lin, self.pair, self.wide = tnn.Linear(F, F), tnn.Linear(2 * F + 1, F), tnn.Linear(1, F)
         self.drop = 0.5
         self.kept = []
 
@@ -120,6 +120,8 @@ MESSAGES = {
     "two weights": (lambda m, i, j, attr, at: (attr.view(-1, 1, 1) * j) * (i * j).sum(-1, keepdim=True), True, True),
     "joined": (lambda m, i, j, attr, at: m.pair(torch.cat([i, j, attr], -1)).tanh(), False, False),
     "joined with a difference": (lambda m, i, j, attr, at: m.pair(torch.cat([i, j - i, attr], dim=1)), False, False),
+    "relu of a sum": (lambda m, i, j, attr, at: (m.wide(attr) + j).relu(), False, None),
+    "sum with edges": (lambda m, i, j, attr, at: j + m.wide(attr), False, False),
     "scaled": (lambda m, i, j, attr, at: (2 * j - 1) / 3 + m.att.view(1, F), False, True),
     "difference": (lambda m, i, j, attr, at: (j - i) * attr, False, False),
     "destinations": (lambda m, i, j, attr, at: i * attr, False, False),
@@ -159,10 +161,13 @@ def test_message(name, graph, device):
         layer = Layer(function, aggr, heads).to(device, torch.float64)
         report = compare(layer, *arguments(graph, device), tolerance=1e-9)
         assert not report.fallbacks
-        if fused and graph == "random":
-            assert {f"gar {aggr}", f"gas {aggr}"} & {kernel for _, kernel, _ in report.kernels}
+        kernels = {kernel for _, kernel, _ in report.kernels}
+        if fused is None and aggr == "sum":
+            assert graph == "no_edges" or "sum of relu(x_j + edge)" in kernels
+        elif fused and graph == "random":
+            assert {f"gar {aggr}", f"gas {aggr}"} & kernels
         elif graph == "random":
-            assert f"gathers and {aggr}" in {kernel for _, kernel, _ in report.kernels}
+            assert f"gathers and {aggr}" in kernels
 
 
 @pytest.mark.parametrize("name", ["attention", "dots", "joined", "a weight for each feature", "heads summed"])
