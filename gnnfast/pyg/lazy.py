@@ -12,6 +12,8 @@ Where that cannot be right, :class:`Exists` ends the attempt, and ``message()`` 
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gnnfast.dispatch import edges, execute
+from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.stream import is_capturing
 from gnnfast.types import FEATURE_DTYPES
@@ -39,7 +42,7 @@ class Call:
     def __init__(self, module: Any, ends: edges.Ends, place: str) -> None:
         self.module, self.ends, self.place, self.edges = module, ends, place, ends.ids[BY_DST].shape[0]
         self.grad_enabled = torch.is_grad_enabled()
-        self.gained, self.written = False, False
+        self.gained = False
         self._made: list[weakref.ref[Rows]] = []
 
     def run(self, function: Callable[[], Any]) -> tuple[Any] | None:
@@ -78,12 +81,12 @@ class Call:
         self._made.append(weakref.ref(rows))
 
     def settle(self) -> None:
-        """Makes all rows that somebody still holds exist: before something is written, or may be later."""
-        made, self._made, self.written = self._made, [], True
-        for ref in made:
-            rows = ref()
-            if rows is not None:
-                rows.value()
+        """Makes all rows that somebody still holds exist, as tensors like any other: before they are written into, or may be."""
+        rows, self._made = [r for r in (ref() for ref in self._made) if r is not None], []
+        for r in rows:
+            r.value()
+        for r in rows:
+            r.kind = None
 
 
 # ---- what rows are -----------------------------------------------------------------------------------------------------------
@@ -106,7 +109,11 @@ class Gathered:
         return self.x.requires_grad
 
     def value(self) -> Tensor:
-        if self.source is not None:
+        return self.now() if self.source is None else self.source.value().view(self.shape)
+
+    def now(self) -> Tensor:
+        """The rows as they are before anybody writes into them."""
+        if self.source is not None and not self.source.is_written():
             return self.source.value().view(self.shape)
         return edges.gather(self.x, self.call.ends, self.side)
 
@@ -152,7 +159,7 @@ class Weighted:
 
     def value(self) -> Tensor:
         self.check()
-        out = self._per_head(self.rows.value()) * self.weight.view(-1, self.heads, 1)
+        out = self._per_head(self.rows.now()) * self.weight.view(-1, self.heads, 1)
         return (out.sum(1) if self.heads_summed else out).reshape(self.shape)
 
     def _per_head(self, t: Tensor) -> Tensor:
@@ -184,7 +191,7 @@ class Pair:
 
     def value(self) -> Tensor:
         if self.a.x.is_cuda:
-            return getattr(self.a.value(), self.how)(self.b.value())
+            return getattr(self.a.now(), self.how)(self.b.now())
         a, b = ((k.kept() if self.how == "mul" else k.x).flatten(1).contiguous() for k in (self.a, self.b))
         return edges.combine(a, b, self.call.ends, self.a.side, self.how).view(self.shape)
 
@@ -209,7 +216,7 @@ class Plus:
 
     def value(self) -> Tensor:
         self.check()
-        out = self.rows.value() + self.edge_rows
+        out = self.rows.now() + self.edge_rows
         return out.relu() if self.relu else out
 
     def aggregate(self, reduce: str, training: bool) -> Tensor | None:
@@ -246,7 +253,7 @@ class Joined:
 
     def value(self) -> Tensor:
         self.check()
-        return torch.cat([p.value() if isinstance(p, Gathered) else p for p in self.parts], 1)
+        return torch.cat([p.now() if isinstance(p, Gathered) else p for p in self.parts], 1)
 
 
 Kind = Gathered | Weighted | Pair | Plus | Joined
@@ -256,8 +263,9 @@ Kind = Gathered | Weighted | Pair | Plus | Joined
 class Rows(Tensor):
     """A tensor ``[E, ...]`` without elements."""
 
-    kind: Kind
+    kind: Kind | None  # None: they are a tensor like any other by now
     _value: Tensor | None
+    _version_made: int
 
     @staticmethod
     def made(call: Call, kind: Kind) -> Rows:
@@ -270,10 +278,18 @@ class Rows(Tensor):
     def value(self) -> Tensor:
         """The rows, which exist from now on."""
         if self._value is None:
-            call = self.kind.call
-            with torch.set_grad_enabled(call.grad_enabled):
+            assert self.kind is not None
+            with torch.set_grad_enabled(self.kind.call.grad_enabled):
                 self._value = self.kind.value()
+            self._version_made = self._value._version
         return self._value
+
+    def is_written(self) -> bool:
+        """Whether somebody has written into the rows, or a view of them, since they exist."""
+        if self._value is not None and self._value._version != self._version_made:
+            return True
+        source = self.kind.source if isinstance(self.kind, Gathered) else None
+        return source is not None and source.is_written()
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -281,14 +297,15 @@ class Rows(Tensor):
         if func in _OF_SHAPE:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        first = next(r for r in _flat((args, kwargs)) if isinstance(r, Rows))
-        call = first.kind.call
+        kind = next((r.kind for r in _flat((args, kwargs)) if isinstance(r, Rows) and r.kind is not None), None)
+        if kind is None:
+            return func(*_existing(args), **_existing(kwargs))
+        call = kind.call
         if func is _REQUIRES_GRAD:
-            return call.grad_enabled and first.kind.requires_grad if first._value is None else first._value.requires_grad
+            return call.grad_enabled and kind.requires_grad
         if torch.is_grad_enabled() != call.grad_enabled:
             raise Exists
-        name = getattr(func, "__name__", "")
-        if (name.endswith("_") and not name.endswith("__")) or name in _WRITES or "out" in kwargs:
+        if _writes(func, args, kwargs):
             call.settle()
         handler = _HANDLERS.get(func)
         if handler is not None:
@@ -301,7 +318,9 @@ class Rows(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise Exists  # what has not come through __torch_function__
+        if any(isinstance(r, Rows) and r.kind is not None for r in _flat((args, kwargs))):
+            raise Exists  # what has not come through __torch_function__
+        return func(*_existing(args), **_existing(kwargs or {}))
 
 
 def _restorer(module: torch.nn.Module, device: torch.device) -> Callable[[], None]:
@@ -321,6 +340,24 @@ def _restorer(module: torch.nn.Module, device: torch.device) -> Callable[[], Non
                     buffer.copy_(before)
 
     return restore
+
+
+def _writes(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operation writes into an operand."""
+    name = getattr(func, "__name__", "")
+    if (name.endswith("_") and not name.endswith("__")) or name in _WRITES or "out" in kwargs or kwargs.get("inplace"):
+        return True
+    at = _inplace_at(func) if getattr(func, "__module__", "") == functional.__name__ else None
+    return at is not None and len(args) > at and bool(args[at])
+
+
+@functools.cache
+def _inplace_at(func: Any) -> int | None:
+    """The position of an argument ``inplace``."""
+    try:
+        return list(inspect.signature(func).parameters).index("inplace")
+    except (TypeError, ValueError):
+        return None
 
 
 def _flat(value: Any) -> Any:
@@ -351,8 +388,8 @@ _WRITES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "_
 
 
 def kind_of(t: Any) -> Any:
-    """What rows are; ``None`` for any other tensor, and for rows that somebody may have written into."""
-    return t.kind if type(t) is Rows and not t.kind.call.written else None
+    """What rows are; ``None`` for any other tensor, and if somebody has written into them."""
+    return t.kind if type(t) is Rows and t.kind is not None and not t.is_written() else None
 
 
 # ---- operations --------------------------------------------------------------------------------------------------------------
@@ -431,7 +468,7 @@ def _by_row(function: Any) -> Callable[..., Any]:
 
     def handler(t: Any, *args: Any, **kwargs: Any) -> Any:
         kind = kind_of(t)
-        if not _saves(kind) or kwargs.pop("inplace", False) or any(isinstance(a, Tensor) for a in (*args, *kwargs.values())):
+        if not _saves(kind) or any(isinstance(a, Tensor) for a in (*args, *kwargs.values())):
             return NotImplemented
         return kind.of(function(kind.kept(), *args, **kwargs))
 
@@ -452,9 +489,7 @@ _relu_by_row = _by_row(torch.relu)
 @_handles(functional.relu, torch.relu, Tensor.relu)
 def _relu(t: Any, inplace: bool = False) -> Any:
     kind = kind_of(t)
-    if isinstance(kind, Plus) and not inplace:
-        return Plus(kind.rows, kind.edge_rows, True)
-    return NotImplemented if inplace else _relu_by_row(t)
+    return Plus(kind.rows, kind.edge_rows, True) if isinstance(kind, Plus) else _relu_by_row(t)
 
 
 @_handles(functional.linear)
@@ -685,12 +720,13 @@ def _dot(kind: Pair, keepdim: bool) -> Any:
 
 
 def softmax(src: Any, index: Any, num_nodes: Any, dim: Any) -> Any:
-    """PyG's ``softmax`` over the edges at each destination of rows at sources, of which each element is a head."""
+    """PyG's ``softmax`` over the edges at each destination of rows at sources, of which each element is a head. On a GPU PyG's
+    operations are faster where heads are many: 16.8 ms in place of 20.8 for GENConv with 128 on an arxiv-size graph."""
     kind = kind_of(src)
     if not isinstance(kind, Gathered) or kind.side != BY_SRC or dim not in (0, -src.dim()) or not kind.call.is_destinations(index):
         return NotImplemented
     graph, row = kind.call.ends.towards(BY_DST), kind.x.shape[1:]
-    if num_nodes != graph.num_dst or kind.x.dtype not in FEATURE_DTYPES or not row.numel():
+    if num_nodes != graph.num_dst or kind.x.dtype not in FEATURE_DTYPES or not row.numel() or kind.x.is_cuda:
         return NotImplemented
     kind.call.gained = True
     found = execute.softmax(graph, None, None, kind.kept().reshape(-1, row.numel()), place=kind.call.place)
@@ -703,7 +739,9 @@ _hopeless: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # layers that m
 
 def of(module: torch.nn.Module, ends: edges.Ends, place: str) -> Call | None:
     """What the ``message()`` of a layer gets its rows from, if they may not have to exist."""
-    return None if module in _hopeless else Call(module, ends, place)
+    if module in _hopeless or (torch.is_grad_enabled() and saved_tensors_are_watched()):
+        return None  # a forward pass and its repetition must save the same, whatever was found in between
+    return Call(module, ends, place)
 
 
 def existing(value: Any) -> Any:

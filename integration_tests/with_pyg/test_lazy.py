@@ -81,6 +81,25 @@ def written(m, i, j, attr, at):
     return (seen * i.view(-1, H, C)[:, :, :1]).view(-1, F)
 
 
+def written_through_a_view(m, i, j, attr, at):
+    before, seen = j * attr.detach(), j.view(-1, H, C)
+    j[:, :2].mul_(3)
+    return before + m.lin(j) + (seen * attr.detach().view(-1, 1, 1)).view(-1, F)
+
+
+def activated_in_place(m, i, j, attr, at):
+    seen = j.view(-1, H, C)
+    tnn.functional.leaky_relu(j, 0.2, True)
+    tnn.ReLU(inplace=True)(i)
+    return (seen * attr.detach().view(-1, 1, 1)).view(-1, F) + m.lin(i)
+
+
+def own_rows_in_place(m, i, j, attr, at):
+    made = m.lin(j)
+    other = made * attr.detach()
+    return tnn.functional.elu(made, 1.0, True) * attr.detach() + other
+
+
 def written_weight(m, i, j, attr, at):
     weight = attr.clone()
     out = j * weight
@@ -138,6 +157,9 @@ MESSAGES = {
     "numpy": (of_numpy, False, True),
     "vmap": (lambda m, i, j, attr, at: torch.vmap(torch.dot)(i, j).unsqueeze(1) * j.sin(), False, False),
     "written": (written, False, False),
+    "written through a view": (written_through_a_view, False, False),
+    "activated in place": (activated_in_place, False, False),
+    "own rows in place": (own_rows_in_place, False, False),
     "dropped": (dropped, False, False),
     "kept": (kept, False, True),
     "asked": (by_type, False, True),
@@ -226,7 +248,12 @@ def test_what_is_kept_is_as_it_was(device):
     x.zero_()
     rows, seen, product = layer.kept
     assert torch.equal(rows + 0, expected) and torch.equal(seen + 0, expected.view(-1, H, C))
-    assert torch.equal(product + 0, expected * attr)
+    with torch.no_grad():
+        assert torch.equal(product + 0, expected * attr)
+    for t in layer.kept:
+        assert t.is_contiguous() and not t.requires_grad and t.sum().isfinite() and len(repr(t)) > 20
+    layer.kept[0].add_(1)
+    assert torch.equal(layer.kept[0] + 0, expected + 1)
 
 
 def test_weight_that_is_written_into_afterwards(device):
