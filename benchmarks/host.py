@@ -12,10 +12,14 @@ inference runs under no_grad. Times are those of many steps, waited for once. Wa
 from __future__ import annotations
 
 import argparse
-import functools
+import os
+import pickle
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -192,62 +196,152 @@ def waits(step: Callable[[], Any]) -> int:
 
 
 class Side(NamedTuple):
-    """What is measured: ``switch`` turns gnnfast on or off, ``make`` makes the step."""
+    """What is measured: DGL or PyG, with gnnfast ``on`` or not."""
 
     name: str
-    switch: Callable[[], None]
-    make: Callable[[], Callable[[], Tensor]]
+    on: bool
+    in_pyg: bool = False
 
 
-def sides_of(group: str, name: str, work: Any, training: bool, new: bool) -> tuple[Side, Side]:
+def sides_of(group: str, cuda: bool) -> tuple[Side, Side]:
     """Those of a cell, of which the second is gnnfast's."""
     if group not in host_dgl.WORK:
-        made = functools.partial(make_step, name, work, training, new)
-        return Side("PyG", gnnfast.disable, made), Side("gnnfast", gnnfast.enable, made)
-    made = functools.partial(host_dgl.make_step, name, work, training, new)
-    if work.x.is_cuda:
-        of_pyg = functools.partial(make_step, host_dgl.IN_PYG.get(name, name), work.pyg, training, new)
-        return Side("gnnfast in PyG", gnnfast.enable, of_pyg), Side("gnnfast in DGL", gnnfast.enable, made)
-    return Side("DGL", gnnfast.disable, made), Side("gnnfast", gnnfast.enable, made)
+        return Side("PyG", False), Side("gnnfast", True)
+    if cuda:
+        return Side("gnnfast in PyG", True, in_pyg=True), Side("gnnfast in DGL", True)
+    return Side("DGL", False), Side("gnnfast", True)
 
 
-def measure(group: str, size: Any, name: str, work: Any, training: bool, new: bool, options: argparse.Namespace) -> tables.Row:
-    device = work.x.device
-    row: tables.Row = {"group": group, "size": size, "model": name, "pass": "training" if training else "inference"}
-    row |= {"graph": "new" if new else "same", "nodes": work.x.shape[0]}
-    row["edges"] = work.edges if group in host_dgl.WORK else work.edge_index.shape[1]
-    before, after = sides_of(group, name, work, training, new)
-    sides = {side.name: side.switch for side in (before, after)}
-    steps, times, outputs = {}, {side: [] for side in sides}, {}
-    for side in (before, after):
-        side.switch()
-        steps[side.name] = side.make()
-        outputs[side.name] = steps[side.name]().detach().double()
-    first, last = outputs.values()
-    error = float((first - last).norm() / first.norm().clamp(min=1e-30)) if before.make is after.make else 0.0
+class Cell(NamedTuple):
+    """A model at work: what it is named by in the table."""
+
+    group: str
+    size: Any
+    model: str
+    training: bool
+    new: bool
+
+
+class Here:
+    """This process, which switches gnnfast on or off for each thing that it is asked."""
+
+    def __init__(self, device: str, on: bool) -> None:
+        self._measured, self._switch = _Measured(torch.device(device)), gnnfast.enable if on else gnnfast.disable
+
+    def ask(self, what: str, *arguments: Any) -> Any:
+        self._switch()
+        try:
+            return getattr(self._measured, what)(*arguments)
+        finally:
+            gnnfast.enable()
+
+
+class Apart:
+    """A process in which gnnfast is on, or off."""
+
+    def __init__(self, device: str, on: bool) -> None:
+        command = [sys.executable, "-W", "ignore", "-m", "gnnfast", "bench", "host", "--device", device, "--serve"]
+        package = str(Path(gnnfast.__file__).parents[1])
+        paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), package]))
+        environment = os.environ | {"GNNFAST": str(int(on)), "PYTHONPATH": paths}
+        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def ask(self, what: str, *arguments: Any) -> Any:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        pickle.dump((what, *arguments), self._process.stdin)
+        self._process.stdin.flush()
+        try:
+            found = pickle.load(self._process.stdout)
+        except EOFError:
+            raise SystemExit("gnnfast bench host: one of its processes ended") from None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def serve(device: torch.device) -> int:
+    """What :class:`Apart` runs: answers until nobody asks any more."""
+    asked, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what others print
+    measured = _Measured(device)
+    while True:
+        try:
+            what, *arguments = pickle.load(asked)
+        except EOFError:
+            return 0
+        try:
+            found = getattr(measured, what)(*arguments)
+        except Exception as error:
+            found = RuntimeError(f"{type(error).__name__}: {error}")
+        pickle.dump(found, answers)
+        answers.flush()
+
+
+class _Measured:
+    """What is done when asked."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.at, self.work, self.steps = device, None, None, {}
+
+    def make(self, cell: tuple[Any, ...], in_pyg: bool) -> dict[str, Any]:
+        """The output of a first step, and the sizes of what it works on."""
+        cell = Cell(*cell)
+        if self.at != (cell.group, cell.size):
+            self.steps.clear()
+            self.at, self.work = (cell.group, cell.size), (WORK | host_dgl.WORK)[cell.group](cell.size, self.device)
+        name, work = cell.model, self.work
+        if cell.group in host_dgl.WORK and not in_pyg:
+            step = host_dgl.make_step(name, work, cell.training, cell.new)
+        else:
+            name, work = (host_dgl.IN_PYG.get(name, name), work.pyg) if in_pyg else (name, work)
+            step = make_step(name, work, cell.training, cell.new)
+        self.steps[in_pyg] = step
+        edges = self.work.edges if cell.group in host_dgl.WORK else self.work.edge_index.shape[1]
+        return {"output": step().detach().double().cpu(), "nodes": self.work.x.shape[0], "edges": edges}
+
+    def time(self, in_pyg: bool, warmup: int, seconds: float) -> float:
+        """Milliseconds a step."""
+        for _ in range(warmup):
+            self.steps[in_pyg]()
+        return block_ms(self.steps[in_pyg], self.device, seconds)
+
+    def count(self, in_pyg: bool) -> tuple[int, float]:
+        """The waits and launches of a step on CUDA."""
+        return waits(self.steps[in_pyg]), timing.device_work(self.steps[in_pyg], calls=1, warmup=2)[1]
+
+    def clear(self) -> None:
+        self.steps.clear()
+        cache.clear()
+
+
+def measure(cell: Cell, workers: dict[bool, Any], options: argparse.Namespace) -> tables.Row:
+    cuda = options.device == "cuda"
+    sides = sides_of(cell.group, cuda)
+    made = [workers[side.on].ask("make", tuple(cell), side.in_pyg) for side in sides]
+    row: tables.Row = {"group": cell.group, "size": cell.size, "model": cell.model}
+    row |= {"pass": "training" if cell.training else "inference", "graph": "new" if cell.new else "same"}
+    row |= {what: made[1][what] for what in ("nodes", "edges")}
+    first, last = (m["output"] for m in made)
+    error = 0.0 if sides[0].in_pyg else float((first - last).norm() / first.norm().clamp(min=1e-30))
     if not error < TOLERANCE:
         raise SystemExit(f"gnnfast bench host: results of {row} differ by {error:.2g}")
+    times: dict[str, list[float]] = {side.name: [] for side in sides}
     for _ in range(options.repeats):
-        for side, switch in sides.items():
-            switch()
-            for _ in range(options.warmup):
-                steps[side]()
-            times[side].append(block_ms(steps[side], device, options.seconds))
+        for side in sides:
+            times[side.name].append(workers[side.on].ask("time", side.in_pyg, options.warmup, options.seconds))
     for side in sides:
-        row |= timing.Sample.of(times[side]).columns(side)
-    row["sides"] = f"{before.name} / {after.name}"
-    row["ratio"] = row[f"{before.name} ms"] / row[f"{after.name} ms"]
-    if device.type == "cuda" and not options.quick:
-        for side, switch in sides.items():
-            switch()
-            row[f"{side} waits"] = waits(steps[side])
-            row[f"{side} launches"] = timing.device_work(steps[side], calls=1, warmup=2)[1]
-    gnnfast.enable()
-    cache.clear()
+        row |= timing.Sample.of(times[side.name]).columns(side.name)
+    row["sides"] = " / ".join(side.name for side in sides)
+    row["ratio"] = row[f"{sides[0].name} ms"] / row[f"{sides[1].name} ms"]
+    if cuda and not options.quick:
+        for side in sides:
+            row[f"{side.name} waits"], row[f"{side.name} launches"] = workers[side.on].ask("count", side.in_pyg)
+    for worker in workers.values():
+        worker.ask("clear")
     return row
 
 
-def cells(options: argparse.Namespace) -> Iterator[tuple[str, Any, str, bool, bool]]:
+def cells(options: argparse.Namespace) -> Iterator[Cell]:
     for group in options.groups:
         for size in SIZES[group]:
             if options.sizes and str(size) not in options.sizes:
@@ -257,7 +351,7 @@ def cells(options: argparse.Namespace) -> Iterator[tuple[str, Any, str, bool, bo
                     continue
                 for training in (True, False):
                     for new in (False, True):
-                        yield group, size, name, training, new
+                        yield Cell(group, size, name, training, new)
 
 
 def summary(rows: list[tables.Row]) -> list[tables.Row]:
@@ -282,26 +376,30 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3)
     # Python forgets what it has learned about functions that are switched, and learns it again in some 50 calls.
     parser.add_argument("--warmup", type=int, default=16, help="steps before each measurement")
+    parser.add_argument("--apart", action="store_true", help="each side in a process of its own, where nothing is switched")
     parser.add_argument("--seconds", type=float, default=0.15, help="of steps in one measurement")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--quick", action="store_true", help="without counting waits and launches")
     tables.add_output(parser)
     options = parser.parse_args(arguments)
-    device, rows, work, at = torch.device(options.device), [], None, None
+    device, rows = torch.device(options.device), []
+    if options.serve:
+        return serve(device)
     if host_dgl.missing():
         print(f"gnnfast bench host: {host_dgl.missing()}; without its side")
         options.groups = [g for g in options.groups if g not in host_dgl.WORK]
     if "full" in options.groups and graphs.data_folder() is None:
         print("gnnfast bench host: GNNFAST_DATA does not name a folder with the real graphs; without full batches")
         options.groups = [g for g in options.groups if g != "full"]
-    for group, size, name, training, new in cells(options):
-        if at != (group, size):
-            at, work = (group, size), (WORK | host_dgl.WORK)[group](size, device)
-        row = measure(group, size, name, work, training, new, options)
+    workers = {on: (Apart if options.apart else Here)(options.device, on) for on in (False, True)}
+    for cell in cells(options):
+        row = measure(cell, workers, options)
         rows.append(row)
         sides = row["sides"].split(" / ")
         times = ", ".join(f"{side} {row[f'{side} ms']:.3g} ms" for side in sides)
         waited = f"; waits {', '.join(str(row[f'{side} waits']) for side in sides)}" if f"{sides[0]} waits" in row else ""
-        print(f"{group} {size} {name} {row['pass']} {row['graph']}: {times}, {row['ratio']:.2f}{waited}", flush=True)
+        at = f"{cell.group} {cell.size} {cell.model} {row['pass']} {row['graph']}"
+        print(f"{at}: {times}, {row['ratio']:.2f}{waited}", flush=True)
     title = f"Models where the host decides, on {options.device}"
     tables.write(options, title, rows, device, summary(rows))  # type: ignore[arg-type]
     return 0

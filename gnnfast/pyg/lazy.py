@@ -23,11 +23,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gnnfast import _native
 from gnnfast.dispatch import edges, execute
+from gnnfast.graph import Graph
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.stream import is_capturing
 from gnnfast.types import FEATURE_DTYPES
+
+if _native.cpu.loaded:
+    from gnnfast.ops.convert import derived
 
 REORDERED = (torch.float32, torch.float64)  # dtypes whose sums may be added up in another order
 
@@ -119,8 +124,11 @@ class Gathered:
 
     def kept(self) -> Tensor:
         """Rows of nodes that a backward pass may find as they are now: users may write into theirs, as a framework allows that
-        keeps rows of edges."""
-        return self.x if self.own or not self.call.grad_enabled else self.x.clone()
+        keeps rows of edges. Those of nodes without edges are 0: what a gradient of 0 is multiplied with must be finite."""
+        if self.own or not self.call.grad_enabled:
+            return self.x
+        used = _used(self.call.ends.towards(self.side))
+        return torch.where(used.view(-1, *(1,) * (self.x.dim() - 1)), self.x, 0)
 
     def of(self, x: Tensor) -> Gathered:
         """Other rows of the same nodes, which nobody else has."""
@@ -129,6 +137,17 @@ class Gathered:
     def aggregate(self, reduce: str, training: bool) -> Tensor:
         """The reduction at each destination of rows at sources."""
         return _aggregated(self, None, reduce, training, self.x.shape[1:])
+
+
+def _used(graph: Graph) -> Tensor:
+    """Which destinations have edges."""
+    rowptr = graph.csr.rowptr
+
+    def make() -> Tensor:
+        return rowptr.diff() > 0
+
+    kept = derived(rowptr, "used", make)
+    return make() if kept is None else kept
 
 
 def _aggregated(of: Gathered, weight: Tensor | None, reduce: str, training: bool, row: Sequence[int]) -> Tensor:
@@ -143,7 +162,7 @@ class Weighted:
 
     def __init__(self, of: Gathered, weight: Tensor, heads: int, tail: tuple[int, ...], heads_summed: bool = False) -> None:
         self.rows, self.weight, self.heads, self.tail, self.heads_summed = of, weight, heads, tail, heads_summed
-        self.version = weight._version
+        self.version = _version(weight)
 
     call = property(lambda self: self.rows.call)
     like = property(lambda self: self.rows.x)
@@ -154,7 +173,7 @@ class Weighted:
         return self.rows.x.requires_grad or self.weight.requires_grad
 
     def check(self) -> None:
-        if self.weight._version != self.version:  # somebody has written into it since
+        if _version(self.weight) != self.version:  # somebody has written into it since
             raise Exists
 
     def value(self) -> Tensor:
@@ -200,7 +219,7 @@ class Plus:
     """Rows at sources plus rows of edges ``[E, F]``, or, if ``relu``, its ReLU."""
 
     def __init__(self, of: Gathered, edge_rows: Tensor, relu: bool = False) -> None:
-        self.rows, self.edge_rows, self.relu, self.version = of, edge_rows, relu, edge_rows._version
+        self.rows, self.edge_rows, self.relu, self.version = of, edge_rows, relu, _version(edge_rows)
 
     call = property(lambda self: self.rows.call)
     like = property(lambda self: self.rows.x)
@@ -211,7 +230,7 @@ class Plus:
         return self.rows.x.requires_grad or self.edge_rows.requires_grad
 
     def check(self) -> None:
-        if self.edge_rows._version != self.version:  # somebody has written into them since
+        if _version(self.edge_rows) != self.version:  # somebody has written into them since
             raise Exists
 
     def value(self) -> Tensor:
@@ -233,7 +252,7 @@ class Joined:
 
     def __init__(self, call: Call, parts: list[Gathered | Tensor]) -> None:
         self.call, self.parts = call, parts
-        self.versions = [p._version for p in parts if isinstance(p, Tensor)]
+        self.versions = [_version(p) for p in parts if isinstance(p, Tensor)]
 
     @property
     def like(self) -> Tensor:
@@ -248,12 +267,17 @@ class Joined:
         return any((p.x if isinstance(p, Gathered) else p).requires_grad for p in self.parts)
 
     def check(self) -> None:
-        if self.versions != [p._version for p in self.parts if isinstance(p, Tensor)]:
+        if self.versions != [_version(p) for p in self.parts if isinstance(p, Tensor)]:
             raise Exists
 
     def value(self) -> Tensor:
         self.check()
         return torch.cat([p.now() if isinstance(p, Gathered) else p for p in self.parts], 1)
+
+
+def _version(t: Tensor) -> int | None:
+    """By which writes are noticed; ``None`` where torch counts none."""
+    return None if t.is_inference() else t._version
 
 
 Kind = Gathered | Weighted | Pair | Plus | Joined
@@ -265,7 +289,7 @@ class Rows(Tensor):
 
     kind: Kind | None  # None: they are a tensor like any other by now
     _value: Tensor | None
-    _version_made: int
+    _version_made: int | None
 
     @staticmethod
     def made(call: Call, kind: Kind) -> Rows:
@@ -281,12 +305,12 @@ class Rows(Tensor):
             assert self.kind is not None
             with torch.set_grad_enabled(self.kind.call.grad_enabled):
                 self._value = self.kind.value()
-            self._version_made = self._value._version
+            self._version_made = _version(self._value)
         return self._value
 
     def is_written(self) -> bool:
         """Whether somebody has written into the rows, or a view of them, since they exist."""
-        if self._value is not None and self._value._version != self._version_made:
+        if self._value is not None and (self._version_made is None or _version(self._value) != self._version_made):
             return True
         source = self.kind.source if isinstance(self.kind, Gathered) else None
         return source is not None and source.is_written()
@@ -327,7 +351,7 @@ def _restorer(module: torch.nn.Module, device: torch.device) -> Callable[[], Non
     """What makes torch's generators and the buffers of a layer what they are now, as if a function had not begun to run."""
     state = torch.get_rng_state()
     of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" and not is_capturing() else None
-    buffers = [(m, n, b, b._version, b.clone()) for m in module.modules() for n, b in m._buffers.items() if b is not None]
+    buffers = [(m, n, b, _version(b), b.clone()) for m in module.modules() for n, b in m._buffers.items() if b is not None]
 
     def restore() -> None:
         torch.set_rng_state(state)
@@ -335,7 +359,7 @@ def _restorer(module: torch.nn.Module, device: torch.device) -> Callable[[], Non
             torch.cuda.set_rng_state(of_device, device)
         for owner, name, buffer, version, before in buffers:
             owner._buffers[name] = buffer
-            if buffer._version != version:
+            if version is None or _version(buffer) != version:
                 with torch.no_grad():
                     buffer.copy_(before)
 
@@ -545,7 +569,7 @@ def _cat(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     parts: list[Any] = []
     for t in tensors:
         kind = kind_of(t)
-        part = t if kind is None and type(t) is Tensor else kind
+        part = (t.clone() if t.is_inference() else t) if kind is None and type(t) is Tensor else kind
         if not isinstance(part, (Gathered, Tensor)) or t.dim() != 2:
             return NotImplemented
         if isinstance(part, Gathered) and not _saves(part):
@@ -646,6 +670,7 @@ def _is_of_edges(t: Any, kind: Any) -> bool:
         and tuple(t.shape) == kind.shape
         and t.dtype is kind.x.dtype
         and t.device == kind.x.device
+        and not t.is_inference()
     )
 
 
@@ -677,6 +702,10 @@ def _weighted(kind: Any, weight: Any) -> Any:
         return NotImplemented
     if of.x.dtype not in FEATURE_DTYPES or not math.prod(rows[1:]):
         return NotImplemented
+    if weight.is_inference():  # in which writes are not noticed
+        if shape == rows:
+            return NotImplemented
+        weight = weight.clone()
     weight = weight.reshape(-1, heads)
     if before is not None:
         if before.heads not in (1, heads) and heads != 1:

@@ -118,6 +118,15 @@ def pyg_layer(r: random.Random) -> tuple[str, Any]:
             flow=flow,
         ),
         "ResGatedGraphConv": lambda: nn.ResGatedGraphConv(F, F),
+        "FeaStConv": lambda: nn.FeaStConv(F, F, heads=2),
+        "SuperGATConv": lambda: nn.SuperGATConv(F, 3, heads=2, attention_type=r.choice(["MX", "SD"])).eval(),
+        "GENConv": lambda: nn.GENConv(F, F, aggr=r.choice(["softmax", "std", "max"]), learn_t=yes()),
+        "CGConv": lambda: nn.CGConv(F),
+        "EdgeConv": lambda: nn.EdgeConv(torch.nn.Linear(2 * F, F), aggr=aggr),
+        "FiLMConv": lambda: nn.FiLMConv(F, F, aggr=aggr),
+        "LEConv": lambda: nn.LEConv(F, F),
+        "GeneralConv": lambda: nn.GeneralConv(F, F, heads=2, attention=yes()),
+        "MultiAggregation": lambda: nn.SAGEConv(F, F, aggr=["mean", "max", "var"]),
         **{name: (lambda c=c: c(aggr=aggr, flow=flow)) for name, c in user_classes().items()},
     }
     common = ["GCNConv", "SAGEConv", "GraphConv", "Plain", "Weighted", "GATConv", "TransformerConv"]
@@ -145,7 +154,8 @@ class Pyg(World):
         self.layers = [layer.to(device, torch.float64) for layer in (layer, copy.deepcopy(layer))]
         self.weight_kind = r.choice(["none", "constant", "constant", "leaf", "parameter", "parameter"])
         self.x_kind, self.x_form = r.choice(["constant", "leaf", "parameter"]), r.choice(["plain"] * 3 + ["relu", "strided", "nan"])
-        if self.name in ("PNAConv", "AGNNConv") and self.x_form == "nan":  # which of its gradients are then finite is not PyG's
+        # Which of their gradients are then finite is not PyG's: products with parameters are made at nodes.
+        if self.name in ("PNAConv", "AGNNConv", "GeneralConv", "SuperGATConv", "FeaStConv") and self.x_form == "nan":
             self.x_form = "plain"
         self.edge_form = r.choice(["plain"] * 4 + ["strided", "EdgeIndex", "int32"])
         self.settings = r.choice([{}] * 4 + [{"kernel": "gas"}, {"kernel": "gar"}, {"feature_density_threshold": 1.0}])
