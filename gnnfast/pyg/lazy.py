@@ -34,6 +34,7 @@ from gnnfast.types import FEATURE_DTYPES
 if _native.cpu.loaded:
     from gnnfast.ops.convert import derived
 
+_PLAIN = (Tensor, torch.nn.Parameter)
 REORDERED = (torch.float32, torch.float64)  # dtypes whose sums may be added up in another order
 
 
@@ -60,7 +61,7 @@ class Call:
             restore()
             found = None
         if not self.gained:
-            _hopeless.add(self.module)
+            _give_up(self.module)
         return found
 
     def aggregate(self, messages: Any, dim: int, reduce: str) -> Tensor | None:
@@ -347,11 +348,23 @@ class Rows(Tensor):
         return func(*_existing(args), **_existing(kwargs or {}))
 
 
+def _modules(module: Any) -> list[Any]:
+    """A module and those within it, whether or not they have a hash, by which torch tells them apart."""
+    found: dict[int, Any] = {}
+    left = [module]
+    while left:
+        m = left.pop()
+        if m is not None and id(m) not in found:
+            found[id(m)] = m
+            left += m._modules.values()
+    return list(found.values())
+
+
 def _restorer(module: torch.nn.Module, device: torch.device) -> Callable[[], None]:
     """What makes torch's generators and the buffers of a layer what they are now, as if a function had not begun to run."""
     state = torch.get_rng_state()
     of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" and not is_capturing() else None
-    buffers = [(m, n, b, _version(b), b.clone()) for m in module.modules() for n, b in m._buffers.items() if b is not None]
+    buffers = [(m, n, b, _version(b), b.clone()) for m in _modules(module) for n, b in m._buffers.items() if b is not None]
 
     def restore() -> None:
         torch.set_rng_state(state)
@@ -519,7 +532,7 @@ def _relu(t: Any, inplace: bool = False) -> Any:
 @_handles(functional.linear)
 def _linear(t: Any, weight: Any, bias: Any = None) -> Any:
     kind = kind_of(t)
-    if kind is None or type(t) is not Rows or any(isinstance(p, Rows) for p in (weight, bias)) or weight.dim() != 2:
+    if kind is None or type(weight) not in _PLAIN or type(bias) not in (*_PLAIN, type(None)) or weight.dim() != 2:
         return NotImplemented
     if kind.like.dtype not in REORDERED or weight.dtype is not kind.like.dtype or torch.is_autocast_enabled(weight.device.type):
         return NotImplemented
@@ -585,7 +598,7 @@ def _cat(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
 @_handles(Tensor.matmul, torch.matmul, Tensor.mm, torch.mm, Tensor.__matmul__)
 def _matmul(t: Any, weight: Any) -> Any:
     kind = kind_of(t)
-    if not _saves(kind) or type(weight) not in (Tensor, torch.nn.Parameter) or weight.dim() != 2 or kind.x.dtype not in REORDERED:
+    if not _saves(kind) or type(weight) not in _PLAIN or weight.dim() != 2 or kind.x.dtype not in REORDERED:
         return NotImplemented
     return NotImplemented if torch.is_autocast_enabled(weight.device.type) else kind.of(kind.kept().matmul(weight))
 
@@ -680,7 +693,7 @@ def _is_number(value: Any) -> bool:
 
 def _is_of_all(t: Any, kind: Any) -> bool:
     """Whether a tensor is the same for each edge, and a product with it as large as the rows."""
-    if not isinstance(t, Tensor) or isinstance(t, Rows) or t.dtype is not kind.like.dtype or t.device != kind.like.device:
+    if type(t) not in _PLAIN or t.dtype is not kind.like.dtype or t.device != kind.like.device:
         return False
     shape, rows = tuple(t.shape), kind.shape
     if len(shape) > len(rows) or (len(shape) == len(rows) and shape[0] != 1):
@@ -763,12 +776,19 @@ def softmax(src: Any, index: Any, num_nodes: Any, dim: Any) -> Any:
 
 
 # ---- a run -------------------------------------------------------------------------------------------------------------------
-_hopeless: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # layers that made nothing of rows that do not exist
+# Layers that made nothing of rows that do not exist, by identity: users' classes may compare, and have no hash, as they like.
+_hopeless: dict[int, weakref.ref[torch.nn.Module]] = {}
+
+
+def _give_up(module: torch.nn.Module) -> None:
+    key = id(module)
+    _hopeless[key] = weakref.ref(module, lambda ref: _hopeless.pop(key) if _hopeless.get(key) is ref else None)
 
 
 def of(module: torch.nn.Module, ends: edges.Ends, place: str) -> Call | None:
     """What the ``message()`` of a layer gets its rows from, if they may not have to exist."""
-    if module in _hopeless or (torch.is_grad_enabled() and saved_tensors_are_watched()):
+    found = _hopeless.get(id(module))
+    if (found is not None and found() is module) or (torch.is_grad_enabled() and saved_tensors_are_watched()):
         return None  # a forward pass and its repetition must save the same, whatever was found in between
     return Call(module, ends, place)
 

@@ -300,6 +300,21 @@ def test_state_after_a_second_run(device):
     assert relative_error(found.norm.running_mean, expected.norm.running_mean) < 1e-12
 
 
+def test_layers_without_a_hash(device):
+    class Equal(Layer):
+        def __eq__(self, other):
+            return True
+
+        __hash__ = None
+
+    x, edge_index, attr = arguments("random", device)
+    for name in ("dots", "own gradient"):
+        layers = [cls(MESSAGES[name][0]).to(device, torch.float64) for cls in (Layer, Equal)]
+        for _ in range(2):
+            outs = [layer(x, edge_index, attr) for layer in layers]
+        assert torch.equal(*outs)  # neither has used its parameters
+
+
 def test_hooks_within_a_message(device):
     layer = Layer(MESSAGES["rows"][0]).to(device, torch.float64)
     seen = []
