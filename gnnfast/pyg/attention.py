@@ -29,6 +29,7 @@ from gnnfast.pyg.known import replaced_in_attention, replaced_in_layer, replaced
 from gnnfast.pyg.layers import REORDERED, is_product, normalise
 from gnnfast.pyg.loops import kept_edges, with_self_loops
 from gnnfast.pyg.messages import DOT_ATTENTION, Message
+from gnnfast.pyg.rows import Rows
 from gnnfast.pyg.verdict import check_module, check_steps
 from gnnfast.reporting import ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
@@ -580,7 +581,7 @@ def make_softmax(original: FunctionType) -> Callable[..., Any]:
     ``edge_index`` whose graph is kept."""
 
     def softmax_of(src: Any, index: Any, ptr: Any, num_nodes: Any, dim: Any) -> Any:
-        if type(src) is lazy.Rows:
+        if type(src) is Rows:
             return lazy.softmax(src, index, num_nodes, dim)
         base = getattr(index, "_base", None)
         if replaced_in_softmax():

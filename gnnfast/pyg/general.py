@@ -17,9 +17,10 @@ from gnnfast.dispatch import edges
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.graph import Graph
 from gnnfast.graph.formats import BY_DST, BY_SRC
-from gnnfast.pyg import bounded, guards, lazy
+from gnnfast.pyg import bounded, guards
 from gnnfast.pyg.adjacency import graph_of
 from gnnfast.pyg.messages import SPECIAL
+from gnnfast.pyg.rows import Call, existing, may_not_exist
 from gnnfast.pyg.verdict import Steps, check_steps
 from gnnfast.reporting import ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
@@ -68,13 +69,13 @@ def propagate(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
             why = f"{why}; not in chunks: {error}"
     found: list[Graph] = []
     ends = edges.Ends(*_ends(module, edge_index), lambda: found[0])
-    rows = lazy.of(module, ends, steps.place)
+    rows = may_not_exist(module, ends, steps.place)
     sizes, collected = _collect(module, edge_index, size, kwargs, ends, rows)
     found.append(_graph(module, edge_index, sizes))
 
     def aggregated(exist: bool) -> Any:
         messages = module.message(**_arguments(steps.message, collected, exist))
-        return lazy.existing(_aggregate(module, steps, messages, ends, collected, why, None if exist else rows))
+        return existing(_aggregate(module, steps, messages, ends, collected, why, None if exist else rows))
 
     found_out = None if rows is None else rows.run(lambda: aggregated(False))
     out = _update(module, steps, aggregated(True) if found_out is None else found_out[0], collected)
@@ -91,7 +92,7 @@ def _ends(module: Any, edge_index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _collect(
-    module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any], ends: edges.Ends, rows: lazy.Call | None = None
+    module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any], ends: edges.Ends, rows: Call | None = None
 ) -> tuple[list[Any], Any]:
     """The sizes, and the arguments of message(), aggregate() and update(), as PyG's generated ``collect()`` finds them, gathered by
     gnnfast; with ``rows`` as such that do not exist."""
@@ -128,7 +129,7 @@ def _update(module: Any, steps: Steps, out: Any, collected: Any) -> Any:
 def _arguments(names: tuple[str, ...], collected: Any, exist: bool = True) -> dict[str, Any]:
     """Arguments by name, rows among them as such that ``exist``."""
     found = {name: getattr(collected, name) for name in names}
-    return {name: lazy.existing(value) for name, value in found.items()} if exist else found
+    return {name: existing(value) for name, value in found.items()} if exist else found
 
 
 def _in_chunks(module: Any, steps: Steps, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Any:
@@ -188,7 +189,7 @@ def _is_first(dim: int, t: Tensor) -> bool:
 class _Collector:
     """Stands in for the module where ``collect()`` gathers."""
 
-    def __init__(self, module: Any, edge_index: Tensor, ends: edges.Ends, rows: lazy.Call | None) -> None:
+    def __init__(self, module: Any, edge_index: Tensor, ends: edges.Ends, rows: Call | None) -> None:
         self.flow, self.node_dim, self._set_size = module.flow, module.node_dim, module._set_size
         self._ends, self._first, self._rows = ends, edge_index.data_ptr(), rows
 
@@ -203,14 +204,14 @@ class _Collector:
 
 
 def _aggregate(
-    module: Any, steps: Steps, messages: Any, ends: edges.Ends, collected: Any, why: str, rows: lazy.Call | None = None
+    module: Any, steps: Steps, messages: Any, ends: edges.Ends, collected: Any, why: str, rows: Call | None = None
 ) -> Any:
     """What ``aggregate()`` makes of messages, which may be ``rows`` that do not exist."""
     if rows is not None and steps.reduce:
         fused = rows.aggregate(messages, module.node_dim, steps.reduce)
         if fused is not None:
             return fused
-        messages = lazy.existing(messages)
+        messages = existing(messages)
     if (
         steps.reduce
         and not guards.operand("messages", messages)
@@ -238,7 +239,7 @@ class _Reducing(threading.local):
 
     ends: edges.Ends | None = None
     index: Tensor | None = None
-    rows: lazy.Call | None = None
+    rows: Call | None = None
 
 
 _reducing = _Reducing()
@@ -261,7 +262,7 @@ def make_scatter(original: FunctionType) -> Callable[..., Any]:
             fused = _reducing.rows.aggregate(src, dim, _SCATTERED[reduce])
             if fused is not None:
                 return fused
-        src = lazy.existing(src)
+        src = existing(src)
         if guards.operand("src", src) or src.dtype not in FEATURE_DTYPES or not _is_first(dim, src):
             return NotImplemented
         if src.shape[0] != index.shape[0] or dim_size != ends.towards(BY_DST).num_dst or src.device != index.device:

@@ -8,7 +8,7 @@ from torch import Tensor
 from gnnfast import _native
 from gnnfast.stream import is_capturing
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = (Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
 _CPU, _CUDA = not _native.missing("cpu"), not _native.missing("cuda")
 _tracing_state, _transforms = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
@@ -30,7 +30,7 @@ def context() -> str:
 
 def operand(name: str, t: object) -> str:
     """Why a tensor operand cannot be served; empty if it can be."""
-    if type(t) not in _PLAIN:
+    if type(t) not in PLAIN:
         return f"{name} is a {type(t).__name__}"
     assert isinstance(t, Tensor)
     if t.layout is not _STRIDED:
