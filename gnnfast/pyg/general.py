@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from gnnfast.pyg import bounded, guards
 from gnnfast.pyg.adjacency import graph_of
 from gnnfast.pyg.messages import SPECIAL
 from gnnfast.pyg.rows import Call, existing, may_not_exist
-from gnnfast.pyg.verdict import Steps, check_steps
+from gnnfast.pyg.verdict import COLLECT, GENERIC, Steps, check_steps
 from gnnfast.reporting import ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
@@ -52,17 +52,17 @@ def _tensors(kwargs: dict[str, Any]) -> Iterator[Tensor]:
                 yield t
 
 
-def propagate(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any], why: str) -> Any:
+def propagate(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any], why: str, collect: str = COLLECT) -> Any:
     """What ``propagate`` returns; the report says ``why`` no kernel does all of it. Raises Unsupported."""
     if edge_index.layout is not torch.strided or edge_index.shape[0] != 2 or edge_index.dtype not in INDEX_DTYPES:
         raise Unsupported(f"edge_index is {edge_index.dtype} of shape {list(edge_index.shape)}")
     reason = guards.operand("edge_index", edge_index)
     if reason or not edge_index.is_contiguous():
         raise Unsupported(reason or "edge_index is not contiguous")
-    steps = check_steps(module)
+    steps = check_steps(module, collect)
     if bounded.may_not_fit(edge_index.shape[1], _row_bytes(kwargs), edge_index.device):
         try:
-            out = _in_chunks(module, steps, edge_index, size, kwargs)
+            out = _in_chunks(module, steps, edge_index, size, kwargs, collect)
             if out is not None:
                 return out
         except Unsupported as error:
@@ -70,7 +70,7 @@ def propagate(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
     found: list[Graph] = []
     ends = edges.Ends(*_ends(module, edge_index), lambda: found[0])
     rows = may_not_exist(module, ends, steps.place)
-    sizes, collected = _collect(module, edge_index, size, kwargs, ends, rows)
+    sizes, collected = _collect(module, edge_index, size, kwargs, ends, collect, rows)
     found.append(_graph(module, edge_index, sizes))
 
     def aggregated(exist: bool) -> Any:
@@ -92,13 +92,22 @@ def _ends(module: Any, edge_index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _collect(
-    module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any], ends: edges.Ends, rows: Call | None = None
+    module: Any,
+    edge_index: Tensor,
+    size: Any,
+    kwargs: dict[str, Any],
+    ends: edges.Ends,
+    collect: str,
+    rows: Call | None = None,
 ) -> tuple[list[Any], Any]:
-    """The sizes, and the arguments of message(), aggregate() and update(), as PyG's generated ``collect()`` finds them, gathered by
-    gnnfast; with ``rows`` as such that do not exist."""
+    """The sizes, and the arguments of message(), aggregate() and update(), as PyG's ``collect`` finds them, gathered by gnnfast;
+    with ``rows`` as such that do not exist."""
     try:
         sizes = module._check_input(edge_index, size)
         collector = _Collector(module, edge_index, ends, rows)
+        if collect == GENERIC:
+            found = type(module)._collect(collector, module._user_args, edge_index, sizes, kwargs)
+            return sizes, SimpleNamespace(**found)
         return sizes, type(module).collect(collector, edge_index, *kwargs.values(), sizes)
     except (IndexError, ValueError, RuntimeError, AssertionError) as error:  # PyG raises its own
         raise Unsupported(f"invalid input: {error}") from None
@@ -132,7 +141,7 @@ def _arguments(names: tuple[str, ...], collected: Any, exist: bool = True) -> di
     return {name: existing(value) for name, value in found.items()} if exist else found
 
 
-def _in_chunks(module: Any, steps: Steps, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Any:
+def _in_chunks(module: Any, steps: Steps, edge_index: Tensor, size: Any, kwargs: dict[str, Any], collect: str) -> Any:
     """The same in chunks of edges, or ``None`` if all messages fit into the memory."""
     names = steps.message + steps.aggregate
     if not edge_index.shape[1]:
@@ -143,13 +152,13 @@ def _in_chunks(module: Any, steps: Steps, edge_index: Tensor, size: Any, kwargs:
     if reason:
         raise Unsupported(reason)
     none = edge_index[:, :0]
-    sizes, of_nodes = _collect(module, none, size, kwargs, edges.Ends(*_ends(module, none), lambda: graph))
+    sizes, of_nodes = _collect(module, none, size, kwargs, edges.Ends(*_ends(module, none), lambda: graph), collect)
     graph = _graph(module, edge_index, sizes)
     rows = bounded.per_edge(names, kwargs, graph)
 
     def collected(ids: Tensor, part: Tensor, ends: edges.Ends) -> Any:
         given = {name: value.index_select(0, ids) if name in rows else value for name, value in kwargs.items()}
-        return _collect(module, part, tuple(sizes), given, ends)[1]
+        return _collect(module, part, tuple(sizes), given, ends, collect)[1]
 
     def message(ids: Tensor) -> Any:
         part = edge_index.index_select(1, ids)
@@ -201,6 +210,9 @@ class _Collector:
         if self._rows is not None and x.dim() > 1:
             return self._rows.rows(x, side)
         return edges.gather(x, self._ends, side)
+
+    def _lift(self, x: Tensor, edge_index: Tensor, dim: int) -> Tensor:
+        return self._index_select(x, edge_index[dim])
 
 
 def _aggregate(

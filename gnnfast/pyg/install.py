@@ -29,7 +29,7 @@ from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG, make_gin_conv, make_layer, 
 from gnnfast.pyg.loops import make_add_self_loops, make_remove_self_loops
 from gnnfast.pyg.norm import make_gcn_norm, make_normalising
 from gnnfast.pyg.pna import make_pna_conv
-from gnnfast.pyg.propagate import propagate
+from gnnfast.pyg.propagate import generic, propagate
 from gnnfast.pyg.sparse import make_spmm
 
 MESSAGE_PASSING = "torch_geometric.nn.conv.message_passing"
@@ -51,7 +51,7 @@ class Patch:
 
 PATCHES = (
     # What classes run whose source PyG cannot read, so that it generates none for them.
-    Patch(MESSAGE_PASSING, "MessagePassing.propagate", ("3e74443a6625",), lambda _: propagate),
+    Patch(MESSAGE_PASSING, "MessagePassing.propagate", ("3e74443a6625",), lambda _: generic),
     Patch("torch_geometric.nn.conv.gcn_conv", "gcn_norm", ("13eadb05c985",), make_gcn_norm),
     Patch("torch_geometric.nn.conv.gcn_conv", "GCNConv.forward", ("19639c7f1d56",), make_layer(GCN)),
     Patch("torch_geometric.nn.conv.gat_conv", "GATConv.forward", ("1d60274e9980", "0f8e29270a5a"), make_gat_conv),

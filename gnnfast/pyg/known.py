@@ -38,8 +38,10 @@ FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
     (_MP, "MessagePassing._index_select"): ("5eb45f0fb864",),
     (_MP, "MessagePassing._index_select_safe"): ("d3b5d03e73ce", "5484a68b5dff"),
     (_MP, "MessagePassing._lift"): ("fc3cd5d14279",),
+    (_MP, "MessagePassing._collect"): ("5fda49e85cd6",),
     (_MP, "MessagePassing.aggregate"): ("26911c9b343c",),
     (_MP, "MessagePassing.update"): ("6c5be3c83c4d",),
+    ("torch_geometric.inspector", "Inspector.collect_param_data"): ("ea638d8c0536",),
     (_BASE, "Aggregation.__call__"): ("f1fdfa386632", "3e9d6b5c3747"),
     (_BASE, "Aggregation.reduce"): ("60b30b07bb48",),
     (_BASIC, "SumAggregation.forward"): ("ae5704af9d43",),
@@ -72,6 +74,7 @@ FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
 }
 TRANSFORMER = _TRANSFORMER, "TransformerConv.message"
 GINE = _GIN, "GINEConv.message"
+COLLECT_PARAMETERS = "torch_geometric.inspector", "Inspector.collect_param_data"
 
 # What MessagePassing.propagate runs on a dense edge_index, besides message(), update() and the generated collect().
 METHODS = ("_check_input", "_set_size", "_index_select", "_index_select_safe", "_lift", "aggregate")

@@ -21,7 +21,7 @@ from gnnfast.pyg import bounded, general, guards
 from gnnfast.pyg.adjacency import graph_of
 from gnnfast.pyg.attention import dot_attention, is_first_and_small
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, Message, means_relu
-from gnnfast.pyg.verdict import check_module, refused, served
+from gnnfast.pyg.verdict import COLLECT, GENERIC, check_module, refused, served
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import EXTREMA, FEATURE_DTYPES, INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
@@ -29,7 +29,7 @@ from gnnfast.unsupported import Unsupported
 _STRIDED = torch.strided
 
 
-def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str = COLLECT) -> Any:
     """Stands in for the ``propagate`` that PyG generates for a class. Returns ``NotImplemented`` to let it run."""
     cls = type(module)
     if too_small(module, edge_index, kwargs):
@@ -38,12 +38,12 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -
     reason = not_now or refused(cls)
     if not reason:
         try:
-            return _propagate(module, edge_index, size, kwargs)
+            return _propagate(module, edge_index, size, kwargs, collect)
         except Unsupported as error:
             reason = str(error)
     if not not_now and general.pays(edge_index, kwargs):
         try:
-            return general.propagate(module, edge_index, size, kwargs, reason)
+            return general.propagate(module, edge_index, size, kwargs, reason, collect)
         except Unsupported as error:
             reason = reason if str(error) == reason else f"{reason}; {error}"
     fell_back(f"pyg {cls.__name__}", reason)
@@ -79,12 +79,18 @@ def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
     return True
 
 
-def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+def generic(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+    """Stands in for the ``propagate`` of all classes, which those run for which PyG generates none: it could not read their source,
+    or they have a ``propagate`` of their own that calls this one."""
+    return propagate(module, edge_index, size, kwargs, GENERIC)
+
+
+def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str) -> Any:
     if (type(edge_index) is not Tensor or edge_index.layout is not _STRIDED) and not _is_edge_index(edge_index):
         if module.fuse and _is_sparse(edge_index):
             return NotImplemented  # PyG's fused route, which gnnfast.pyg.sparse serves
         raise Unsupported(f"the adjacency is a {_kind(edge_index)}")
-    verdict = check_module(module)
+    verdict = check_module(module, collect)
     if verdict.message is DOT_ATTENTION:
         if verdict.reduce != "sum" or verdict.update is not None:
             raise Unsupported("attention that is not summed")
@@ -96,6 +102,8 @@ def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) 
         weight = kwargs.get(message.weight)
         if weight is None and not (message.optional and message.weight in kwargs):
             raise Unsupported(f"message() uses {message.weight}, which was not passed to propagate()")
+    if collect == GENERIC and not kwargs.keys() >= {*(verdict.update or ())}:
+        raise Unsupported("update() uses what was not passed to propagate()")
     if message.form in RELU_FORMS:
         out = _relu_sum(module, message, edge_index, (num_src, num_dst, to_target), x, weight, verdict.place)
         return _updated(module, verdict.update, out, kwargs)

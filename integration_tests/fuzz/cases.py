@@ -50,8 +50,9 @@ def differs(found: Any, expected: Any, least: float = 0.0) -> str:
         return ""
     if found[0] != expected[0] or len(found[1]) != len(expected[1]):
         return f"{found[0]} instead of {expected[0]}"
-    # Of gradients that cancel out, digits are left as many as the largest of them had.
-    sizes = [e[e.isfinite()].norm().item() for e in expected[1] if isinstance(e, Tensor) and e.is_floating_point()]
+    # Of gradients that cancel out, digits are left as many as the largest of them had; in float32 those of squares show.
+    kinds = [(e[e.isfinite()].norm().item(), e.dtype) for e in expected[1] if isinstance(e, Tensor) and e.is_floating_point()]
+    sizes = [max(size, size * size) if dtype is torch.float32 else size for size, dtype in kinds]
     floor = max(1e-3, *(0.01 * size for size in sizes)) if sizes else 0
     for i, (f, e) in enumerate(zip(found[1], expected[1])):
         if not isinstance(e, Tensor) or not isinstance(f, Tensor):

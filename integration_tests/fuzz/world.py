@@ -51,13 +51,14 @@ class World:
         if twice:
             loss = loss + out.square().sum()
         found = torch.autograd.grad(loss, leaves, allow_unused=True, create_graph=twice)
-        self.record(f"{what}: output and gradients", out, *found)
         for leaf, g in zip(leaves, found):
             leaf.grad = None if g is None else torch.empty_like(leaf).copy_(g.detach())  # in the layout of the leaf, as backward()
+        second: tuple[Any, ...] = ()
         if twice:
             total = sum(g.square().sum() for g in found if g is not None and g.requires_grad)
             if isinstance(total, Tensor):
-                self.record(f"{what}: second derivatives", *torch.autograd.grad(total, leaves, allow_unused=True))
+                second = torch.autograd.grad(total, leaves, allow_unused=True)
+        self.record(f"{what}: output, gradients and second derivatives", out, *found, *second)
 
     def write(self, r: random.Random, t: Tensor, how: str) -> Tensor:
         """Changes a tensor in one of the ways that gnnfast must notice, or that cannot matter to it."""

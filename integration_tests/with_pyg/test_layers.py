@@ -483,26 +483,6 @@ def test_double_backward_through_a_layer(device):
     assert relative_error(found, expected) < 1e-10
 
 
-def test_a_class_whose_source_cannot_be_read_is_reported(device):
-    """PyG runs its generic propagate for it."""
-    scope = {}
-    code = """
-class Mine(MessagePassing):
-    def forward(self, x, edge_index):
-        return self.propagate(edge_index, x=x)
-
-    def message(self, x_j):
-        return 2 * x_j
-"""
-    exec(code, {"MessagePassing": nn.MessagePassing, "__name__": "__main__"}, scope)
-    conv, x = scope["Mine"](), torch.randn(9, 3, device=device)
-    edge_index = torch.randint(0, 9, (2, 30), device=device)
-    out = conv(x, edge_index)
-    expected = torch.zeros_like(x).index_add(0, edge_index[1], 2 * x[edge_index[0]])
-    torch.testing.assert_close(out, expected)
-    assert any(place == "pyg Mine" for place, _ in gnnfast.report().fallbacks)
-
-
 class _Calls(torch.nn.Module):
     def __init__(self, conv):
         super().__init__()
