@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from demo_data import load
 from measure import training
 from torch_geometric.loader import RandomNodeLoader
-from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import gnnfast  # noqa: F401
 
@@ -51,8 +51,13 @@ def run(name, conv, graph, epochs, parts=1):
     training(name, f"{graph} ({source})", epochs, epoch, evaluate)
 
 
+def gat(inputs, outputs):
+    return GATConv(inputs, outputs // 8, heads=8) if outputs == 64 else GATConv(inputs, outputs)
+
+
 run("GCN", GCNConv, "cora", 40)
 for graph in sys.argv[1:]:
-    run("GCN", GCNConv, graph, 15)
-    run("SAGE", SAGEConv, graph, 5)
+    run("GCN", GCNConv, graph, 10)
+    run("SAGE", SAGEConv, graph, 4)
+    run("GAT", gat, graph, 6)
     run("GCN mini", GCNConv, graph, 8, parts=4)
