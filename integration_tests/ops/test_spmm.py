@@ -61,6 +61,28 @@ def test_cpu_equals_sequential_sum_bit_for_bit(reduce):
     assert torch.equal(gnnfast.spmm(graph, x, w, reduce), reference_spmm(edge_index, graph.num_dst, x, w, reduce))
 
 
+# Heads of whole vectors, of half ones, and rows of more than fit the registers, for each instruction set.
+HEADS = [(h, d) for h in (1, 2, 4, 8) for d in (2, 4, 8, 16, 32, 64)] + [(3, 16), (5, 16), (16, 16), (12, 8)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("heads,width", HEADS)
+@pytest.mark.parametrize("name", ["random", "hub", "isolated", "one_edge"])
+def test_heads_and_their_gradients(name, heads, width, dtype, device):
+    edge_index, graph, x, w = _inputs(name, (heads, width), "head", dtype, device)
+    with gnnfast.override(kernel="gar"):
+        out = gnnfast.spmm(graph, x, w)
+        if device.type == "cpu":
+            assert torch.equal(out, reference_spmm(edge_index, graph.num_dst, x, w, "sum"))
+        x, w, grad = x.requires_grad_(), w.requires_grad_(), torch.randn_like(out)
+        found = torch.autograd.grad(gnnfast.spmm(graph, x, w), (x, w), grad)
+        dots = gnnfast.sddmm(graph, grad, x.detach())
+    wide = [t.detach().double().requires_grad_() for t in (x, w)]
+    expected = torch.autograd.grad(reference_spmm(edge_index, graph.num_dst, *wide, "sum"), wide, grad.double())
+    for f, e in zip((*found, dots), (*expected, expected[1])):
+        assert relative_error(f, e) < TOLERANCE[dtype]
+
+
 def test_more_rows_than_a_grid(device):
     edge_index, num_src, num_dst = many_rows()
     graph = Graph.from_edge_index(edge_index.to(device), (num_src, num_dst))

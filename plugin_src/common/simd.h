@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
 #include "types.h"
 
@@ -128,6 +129,12 @@ inline void store_vector(T* p, const vec_t<T, L>& v) {
   }
 }
 
+// Has the cache fetch `width` elements.
+template <int width, class T>
+inline void prefetch_row(const T* p) {
+  for (int f = 0; f < width; f += 64 / sizeof(T)) __builtin_prefetch(p + f);
+}
+
 // The nearest value that T can hold.
 template <class T>
 inline acc_t<T> round_to(acc_t<T> v) {
@@ -144,6 +151,26 @@ inline A share_of_best(A message, A best, A share) {
   return message == best ? share : best == best ? 0 * share : best;
 }
 
+// The sum of all lanes, half by half: one after the other they would wait for each other.
+template <class V>
+inline auto add_lanes(const V& v) {
+  using A = std::remove_const_t<std::remove_reference_t<decltype(v[0])>>;
+  constexpr int L = sizeof(V) / sizeof(A);
+  if constexpr (L == 1) {
+    return v[0];
+  } else if constexpr (sizeof(V) > 16) {
+    using Half = typename Vector<A, L / 2>::type;
+    Half low, high;
+    std::memcpy(&low, &v, sizeof(Half));
+    std::memcpy(&high, reinterpret_cast<const char*>(&v) + sizeof(Half), sizeof(Half));
+    return add_lanes(low + high);
+  } else if constexpr (L == 4) {
+    return (v[0] + v[2]) + (v[1] + v[3]);
+  } else {
+    return v[0] + v[1];
+  }
+}
+
 // sum over f < n of a[f] * b[f]
 template <class T>
 inline acc_t<T> dot(const T* a, const T* b, int64_t n) {
@@ -153,10 +180,24 @@ inline acc_t<T> dot(const T* a, const T* b, int64_t n) {
   if (n >= L) {  // to add up the lanes of a vector takes longer than a short product
     vec_t<T, L> sum{};
     for (; f + L <= n; f += L) sum += load_vector<L>(a + f) * load_vector<L>(b + f);
-    for (int l = 0; l < L; ++l) total += sum[l];
+    total = add_lanes(sum);
   }
   for (; f < n; ++f) total += load(a + f) * load(b + f);
   return total;
+}
+
+// Calls f(Int<L>, Int<N>, Int<P>) where rows of features fit the registers: as N vectors of L, and P of them a head. Returns
+// whether they do.
+template <class T, int L = kLanes<acc_t<T>>, int N = 8, int P = N, class F>
+bool with_vectors(int64_t width, int64_t heads, const F& f) {
+  if (width == N * L && heads * P == N) return f(Int<L>{}, Int<N>{}, Int<P>{}), true;
+  if constexpr (P > 1)
+    return with_vectors<T, L, N, P / 2>(width, heads, f);
+  else if constexpr (N > 1)
+    return with_vectors<T, L, N / 2>(width, heads, f);
+  else if constexpr (L == kLanes<acc_t<T>> && L * sizeof(acc_t<T>) > 16)
+    return with_vectors<T, L / 2>(width, heads, f);
+  return false;
 }
 
 // x = exp(x) for x <= 0 in vectors: 2^n times a polynomial of the rest (coefficients as in Cephes' expf; 2 ulp). 0 below the

@@ -72,8 +72,17 @@ struct Heads {
 
   // Returns the sum over the row.
   V gradient(int64_t begin, int64_t end) const {
+    constexpr int kPrefetch = 16;  // edges ahead, of this row and the next
     V total = V{}, sum = V{};
-    for (int64_t slot = begin; slot < end; ++slot) total += get(p.prob, edge(slot)) * get(p.grad, edge(slot));
+    for (int64_t slot = begin; slot < end; ++slot) {
+      if (p.m.perm && slot + kPrefetch < p.m.num_edges) {
+        const int64_t next = p.m.perm[slot + kPrefetch] * p.heads + head;
+        __builtin_prefetch(static_cast<const T*>(p.prob) + next);
+        __builtin_prefetch(static_cast<const T*>(p.grad) + next);
+        __builtin_prefetch(static_cast<const T*>(p.out) + next, 1);
+      }
+      total += get(p.prob, edge(slot)) * get(p.grad, edge(slot));
+    }
     for (int64_t slot = begin; slot < end; ++slot) {
       V found = get(p.prob, edge(slot)) * (get(p.grad, edge(slot)) - total);
       if (p.slope != 1) found = raw(slot) > 0 ? found : slope * found;

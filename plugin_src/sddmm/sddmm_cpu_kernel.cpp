@@ -30,8 +30,40 @@ inline void dot_edge(const SddmmArgs& p, int64_t row, int64_t column, int64_t id
   }
 }
 
+// Dot products of rows that fit the registers: N vectors of L features, P of them a head.
+template <class T, int L, int N, int P>
+void dot_vectors(const SddmmArgs& p, int64_t row_begin, int64_t row_end) {
+  using V = vec_t<T, L>;
+  constexpr int kPrefetch = 8, kHeads = N / P, kWidth = N * L;
+  const int32_t *col = p.m.col, *perm = p.m.perm;
+  const int64_t last_slot = p.m.num_edges - 1;
+  T* out = static_cast<T*>(p.out);
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    V mine[N];
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) mine[n] = load_vector<L>(static_cast<const T*>(p.a) + row * kWidth + n * L);
+    for (int64_t e = p.m.rowptr[row]; e < p.m.rowptr[row + 1]; ++e) {
+      const int64_t next = e + kPrefetch < last_slot ? e + kPrefetch : last_slot, id = perm ? perm[e] : e;
+      const T* b = static_cast<const T*>(p.b) + int64_t{col[e]} * kWidth;
+      prefetch_row<kWidth>(static_cast<const T*>(p.b) + int64_t{col[next]} * kWidth);
+      if (perm) __builtin_prefetch(out + int64_t{perm[next]} * kHeads, 1);
+#pragma GCC unroll 8
+      for (int h = 0; h < kHeads; ++h) {
+        V product{};
+#pragma GCC unroll 8
+        for (int n = h * P; n < (h + 1) * P; ++n) product += mine[n] * load_vector<L>(b + n * L);
+        store(out + id * kHeads + h, add_lanes(product));
+      }
+    }
+  }
+}
+
 template <class T, int OP>
 void dot_rows(const SddmmArgs& p, int64_t row_begin, int64_t row_end) {
+  if constexpr (OP == kDot) {
+    auto run = [&](auto l, auto n, auto of_head) { dot_vectors<T, l.value, n.value, of_head.value>(p, row_begin, row_end); };
+    if (with_vectors<T>(p.width, p.heads, run)) return;
+  }
   for (int64_t row = row_begin; row < row_end; ++row)
     for (int64_t e = p.m.rowptr[row]; e < p.m.rowptr[row + 1]; ++e)
       dot_edge<T, OP>(p, row, p.m.col[e], p.m.perm ? p.m.perm[e] : e);

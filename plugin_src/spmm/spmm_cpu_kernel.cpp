@@ -9,6 +9,8 @@ namespace gnnfast::GNNFAST_ISA {
 namespace {
 
 constexpr int kPrefetch = 8;  // edges ahead
+// Beside SpmmArgs::mode: a weight for each head, and blocks that hold vectors of several heads, none of them of two.
+constexpr int kVectorWeight = -1;
 
 // N vectors of L features each; the last one begins at feature f0 + last, so that it may overlap the one before: both then hold
 // the same sums, and any width of at least L needs no narrower rest, which would be another walk over the edges.
@@ -22,14 +24,17 @@ inline void reduce_block(const SpmmArgs& p, int64_t row, int64_t f0, int64_t las
   const T* weight = static_cast<const T*>(p.weight);
   constexpr bool kHead = W == kHeadWeight || W == kHeadPlus, kElement = W == kElementWeight || W == kElementPlus;
   constexpr bool kPlus = W == kHeadPlus || W == kElementPlus;
-  if constexpr (kHead) weight += f0 / (p.width / p.heads);
+  const int64_t width = p.width, heads = p.heads;
+  if constexpr (kHead) weight += f0 / (width / heads);
   if constexpr (kElement) weight += f0;
   const int32_t *col = p.a.col, *perm = p.a.perm;
-  const int64_t width = p.width, heads = p.heads;
   const int64_t begin = p.a.rowptr[row], end = p.a.rowptr[row + 1], last_slot = p.a.num_edges - 1;
   auto at = [last](int n) { return n == N - 1 ? last : int64_t{n} * L; };
   const A sign = p.negate ? -1 : 1, plus = static_cast<A>(p.plus);
 
+  uint32_t head_of[N];
+  if constexpr (W == kVectorWeight)
+    for (int n = 0; n < N; ++n) head_of[n] = static_cast<uint32_t>(f0 + n * L) / static_cast<uint32_t>(width / heads);
   V acc[N];
   Mask aux[N];
 #pragma GCC unroll 8
@@ -39,14 +44,14 @@ inline void reduce_block(const SpmmArgs& p, int64_t row, int64_t f0, int64_t las
   }
   for (int64_t e = begin; e < end; ++e) {
     const T* source = x + col[e] * width;
-    const T* ahead = x + col[e + kPrefetch < last_slot ? e + kPrefetch : last_slot] * width;
+    const int64_t next = e + kPrefetch < last_slot ? e + kPrefetch : last_slot;
+    const T* ahead = x + col[next] * width;
+    if constexpr (kHead || W == kVectorWeight)
+      if (perm) __builtin_prefetch(weight + perm[next] * heads);
 #pragma GCC unroll 8
     for (int n = 0; n < N; n += 64 / static_cast<int>(L * sizeof(T)) + (L * sizeof(T) > 64)) {
       __builtin_prefetch(ahead + at(n));
-      if constexpr (kElement) {
-        const int64_t next = e + kPrefetch < last_slot ? e + kPrefetch : last_slot;
-        __builtin_prefetch(weight + (perm ? perm[next] : next) * heads + at(n));
-      }
+      if constexpr (kElement) __builtin_prefetch(weight + (perm ? perm[next] : next) * heads + at(n));
     }
     const int64_t id = W != kNoWeight && perm ? perm[e] : e;
     const A w = kHead ? load(weight + id * heads) : A{1};
@@ -56,6 +61,7 @@ inline void reduce_block(const SpmmArgs& p, int64_t row, int64_t f0, int64_t las
       if constexpr (W != kNoWeight) {
         V of_edge = V{} + w;
         if constexpr (kElement) of_edge = load_vector<L>(weight + id * heads + at(n));
+        if constexpr (W == kVectorWeight) of_edge = V{} + load(weight + id * heads + head_of[n]);
         v = kPlus ? v + plus * of_edge : of_edge * v;
       }
       if constexpr (OP == kSum) {
@@ -106,10 +112,13 @@ inline int64_t reduce_vectors(const SpmmArgs& p, int64_t row, int64_t f, int64_t
 // edges are walked once.
 template <class T, int OP, int W, int L = kLanes<acc_t<T>>>
 void reduce_rows(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
-  constexpr int kMost = L < kLanes<acc_t<T>> ? (L > 1 ? 2 : 1) : OP == kSum ? 8 : 4;
+  constexpr int kMost = L == kLanes<acc_t<T>> ? (OP == kSum ? 8 : 4) : W == kVectorWeight ? 4 : L > 1 ? 2 : 1;
   const int64_t segment = W == kHeadWeight || W == kHeadPlus ? p.width / p.heads : p.width;  // a block lies within one head
-  if constexpr (L > 1)
+  if constexpr (L > 1 && W != kVectorWeight)
     if (segment < L) return reduce_rows<T, OP, W, L / 2>(p, row_begin, row_end);
+  if constexpr (W == kHeadWeight && OP == kSum && L * sizeof(acc_t<T>) >= 16)
+    if (p.heads > 1 && segment % L == 0 && segment < kMost * L)
+      return reduce_rows<T, OP, kVectorWeight, L>(p, row_begin, row_end);
   for (int64_t row = row_begin; row < row_end; ++row) {
     for (int64_t head = 0; head < p.width; head += segment) {
       for (int64_t f = 0; f < segment;) {
@@ -120,6 +129,47 @@ void reduce_rows(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
           reduce_block<T, OP, W, L, 1>(p, row, head + segment - L), f = segment;
       }
     }
+  }
+}
+
+// kSumAndDot of rows that fit the registers: N vectors of L features, each head of P of them.
+template <class T, int L, int N, int P>
+void sum_and_dot_rows(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
+  using V = vec_t<T, L>;
+  constexpr int kHeads = N / P, kWidth = N * L;
+  const T *x = static_cast<const T*>(p.x), *weight = static_cast<const T*>(p.weight);
+  const int32_t *col = p.a.col, *perm = p.a.perm;
+  const int64_t last_slot = p.a.num_edges - 1;
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    V acc[N], mine[N];
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) {
+      acc[n] = V{};
+      mine[n] = load_vector<L>(static_cast<const T*>(p.self) + row * kWidth + n * L);
+    }
+    for (int64_t e = p.a.rowptr[row]; e < p.a.rowptr[row + 1]; ++e) {
+      const int64_t next = e + kPrefetch < last_slot ? e + kPrefetch : last_slot, id = perm ? perm[e] : e;
+      const T* source = x + int64_t{col[e]} * kWidth;
+      prefetch_row<kWidth>(x + int64_t{col[next]} * kWidth);
+      if (perm) {
+        __builtin_prefetch(weight + int64_t{perm[next]} * kHeads);
+        __builtin_prefetch(static_cast<T*>(p.dot) + int64_t{perm[next]} * kHeads, 1);
+      }
+#pragma GCC unroll 8
+      for (int h = 0; h < kHeads; ++h) {
+        const V w = V{} + load(weight + id * kHeads + h);
+        V product{};
+#pragma GCC unroll 8
+        for (int n = h * P; n < (h + 1) * P; ++n) {
+          const V v = load_vector<L>(source + n * L);
+          product += mine[n] * v;
+          acc[n] += w * v;
+        }
+        store(static_cast<T*>(p.dot) + id * kHeads + h, add_lanes(product));
+      }
+    }
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) store_vector<L>(static_cast<T*>(p.out) + row * kWidth + n * L, acc[n]);
   }
 }
 
@@ -179,6 +229,12 @@ void dispatch_weight(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
       return backward_rows<T, kSumAndDot, kElementWeight>(p, row_begin, row_end);
     // Else full weights are heads of one feature.
     if (p.mode == kNoWeight) return backward_rows<T, OP, kNoWeight>(p, row_begin, row_end);
+    if constexpr (OP == kSumAndDot && sizeof(T) == sizeof(acc_t<T>)) {
+      auto run = [&](auto l, auto n, auto of_head) {
+        sum_and_dot_rows<T, l.value, n.value, of_head.value>(p, row_begin, row_end);
+      };
+      if (with_vectors<T>(p.width, p.heads, run)) return;
+    }
     return backward_rows<T, OP, kHeadWeight>(p, row_begin, row_end);
   } else {
     switch (p.mode) {
