@@ -51,6 +51,7 @@ void backward(const HeadDotsArgs& p, acc_t<T>* sums, int64_t row_begin, int64_t 
     for (int64_t h = 0; h < p.heads; ++h) {
       int64_t f = h * segment;
       for (; f + L <= (h + 1) * segment; f += L) backward_columns<T, L>(p, sums, begin, end, f);
+      for (; f + L / 2 <= (h + 1) * segment; f += L / 2) backward_columns<T, L / 2>(p, sums, begin, end, f);
       for (; f < (h + 1) * segment; ++f) backward_columns<T, 1>(p, sums, begin, end, f);
     }
   }

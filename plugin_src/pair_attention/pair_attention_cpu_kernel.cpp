@@ -44,11 +44,6 @@ struct Pair {
     most = to + width, sum = most + heads, rescale = sum + heads;
   }
 
-  static A total(const V& v) {
-    A found = 0;
-    for (int l = 0; l < L; ++l) found += v[l];
-    return found;
-  }
   const T* row_of(const void* from, int64_t column) const { return static_cast<const T*>(from) + column * width; }
   static V att_of(const PairArgs& p, int64_t f) { return load_vector<L>(static_cast<const T*>(p.att) + f); }
 
@@ -84,8 +79,8 @@ struct Pair {
         if constexpr (SCORE == kAdditive)
           share[k * heads + h] = raw_score(slot, h) * slope_at(slot, h);
         else
-          share[k * heads + h] = SCORE == kScaledDot ? slope * total(s) : total(s);
-        if (p.role != kPairForward) dots[k * heads + h] = total(d);
+          share[k * heads + h] = SCORE == kScaledDot ? slope * add_lanes(s) : add_lanes(s);
+        if (p.role != kPairForward) dots[k * heads + h] = add_lanes(d);
       }
     }
   }
