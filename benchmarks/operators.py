@@ -25,6 +25,8 @@ GRAPHS = ("amazon-computers", "coauthor-physics", "tolokers")
 WIDTHS = (16, 64)
 HEADS = 4
 TOLERANCE = 1e-4
+# Of edges with the same maximum the gradient goes to the first, and in DGL's kernels for float32 (libxsmm) to the last.
+TOLERANCE_OF_TIES = 1e-2
 _MESSAGES = ("copy_u", "copy_e", "u_add_e", "u_sub_e", "u_mul_e", "u_div_e", "u_mul_e_w1", "u_mul_e_h4", "u_add_e_h4")
 _EDGES = ("u_add_v", "u_sub_v", "u_mul_v", "u_div_v", "u_dot_v")
 OPERATORS = (*(f"{m}_{r}" for m in _MESSAGES for r in ("sum", "mean", "max", "min")), *_EDGES, "edge_softmax")
@@ -76,9 +78,10 @@ def measure(name: str, g: Any, operator: str, width: int, repeats: int | None, r
         for what, run in (("forward", forward), ("both", both)):
             times.setdefault(f"{label} {what}", []).append(timing.median_ms(run, cpu, repeats))
     gnnfast.enable()
-    for found, expected in zip(results["gnnfast"], results["DGL"]):
+    extremum = operator.endswith(("_max", "_min"))
+    for i, (found, expected) in enumerate(zip(results["gnnfast"], results["DGL"])):
         error = float((found - expected).norm() / expected.norm().clamp(min=1e-30))
-        if not error < TOLERANCE:
+        if not error < (TOLERANCE_OF_TIES if extremum and i else TOLERANCE):
             raise SystemExit(f"gnnfast bench operators: results of {row} differ by {error:.2g}")
     for label, found in times.items():
         row |= timing.Sample.of(found).columns(label)

@@ -218,6 +218,11 @@ def test_what_is_left_to_dgl_depends_on_sizes(monkeypatch):
         ("softmax", False, True, 1024, 8, False),
         ("max", False, True, 16_000, 64, False),
         ("max", True, False, 8191, 64, True),
+        ("max", False, True, 10_000_000, 64, False),
+        ("copied max", False, True, 131_072, 16, True),  # libxsmm
+        ("copied max", False, True, 131_071, 16, False),
+        ("copied max", False, False, 10_000_000, 64, False),
+        ("copied max", True, False, 8191, 64, True),
         ("max", True, False, 8192, 64, False),
     ):
         assert bool(slower_than_dgl(what, new, training, edges, width)) == left, (what, new, training, edges, width)

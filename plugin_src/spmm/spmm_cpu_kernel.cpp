@@ -70,6 +70,11 @@ inline void reduce_block(const SpmmArgs& p, int64_t row, int64_t f0, int64_t las
         if constexpr (W != kNoWeight && sizeof(T) < sizeof(A))  // the framework compares messages of the features' dtype
           for (int l = 0; l < L; ++l) v[l] = round_to<T>(v[l]);
         v = sign * v;
+        if constexpr (OP == kMax) {  // only one operation waits for the edge before
+          acc[n] = v > acc[n] ? v : acc[n];
+          aux[n] |= v != v;
+          continue;
+        }
         const Mask better = (v > acc[n]) | ((v != v) & (acc[n] == acc[n]));
         if constexpr (OP == kMaxFirst) aux[n] = better ? Mask{} + static_cast<Slot>(e) : aux[n];
         if constexpr (OP == kMaxCount) aux[n] = better ? Mask{} + Slot{1} : aux[n] - (v == acc[n]);
@@ -85,6 +90,7 @@ inline void reduce_block(const SpmmArgs& p, int64_t row, int64_t f0, int64_t las
       if (p.mean && end > begin) acc[n] = acc[n] / static_cast<A>(end - begin);
       if (p.scale) acc[n] = acc[n] * static_cast<A>(p.scale[row]);
     } else {
+      if constexpr (OP == kMax) acc[n] = aux[n] ? V{} + static_cast<A>(__builtin_nan("")) : acc[n];
       acc[n] = end > begin ? sign * acc[n] : V{} + static_cast<A>(p.empty);
     }
     store_vector<L>(out + at(n), acc[n]);
