@@ -125,7 +125,7 @@ NEW = {
 KNOWN = {"narrow": (1 << 62, 1 << 62), "dot": (1 << 17, 0), "softmax": (1 << 13, 1 << 13)}
 # Features up to which those of a weight are narrow: kernels take them a weight at a time.
 NARROW = 2
-# Elements from which DGL trains maxima of copied float32 features faster on CPUs with AVX-512, by libxsmm (1.1 to 1.5x at 8 million).
+# Elements from which DGL trains maxima of copied float32 features faster with AVX-512, by libxsmm (1.1 to 1.5x at 8 million).
 MANY_MAXIMA = 1 << 21
 
 
