@@ -153,6 +153,21 @@ void attention_items(const AttentionArgs& p, DType dtype, int64_t row_begin, int
   });
 }
 
+namespace {
+
+// In the widest vectors that divide a head, as pair attention adds up its products: gradients of scores are differences of
+// both, and only 0 where they must be if both were rounded alike.
+template <class T, int L = kLanes<acc_t<T>>>
+acc_t<T> dot_of_head(const T* a, const T* b, int64_t n) {
+  if constexpr (L > 1)
+    if (n % L) return dot_of_head<T, L / 2>(a, b, n);
+  vec_t<T, L> sum{};
+  for (int64_t f = 0; f < n; f += L) sum += load_vector<L>(a + f) * load_vector<L>(b + f);
+  return add_lanes(sum);
+}
+
+}  // namespace
+
 void attention_dots(const AttentionDotsArgs& p, DType dtype, int64_t row_begin, int64_t row_end) {
   dispatch_dtype(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -161,7 +176,7 @@ void attention_dots(const AttentionDotsArgs& p, DType dtype, int64_t row_begin, 
     for (int64_t pair = row_begin * p.heads; pair < row_end * p.heads; ++pair) {
       const A* stats = static_cast<const A*>(p.stats) + pair * 4;
       const A found =
-          dot(static_cast<const T*>(p.out) + pair * segment, static_cast<const T*>(p.grad) + pair * segment, segment);
+          dot_of_head(static_cast<const T*>(p.out) + pair * segment, static_cast<const T*>(p.grad) + pair * segment, segment);
       A* packed = static_cast<A*>(p.packed) + pair * 4;
       for (int i = 0; i < 3; ++i) packed[i] = stats[i];
       packed[3] = stats[2] != 0 ? found : A{0};
