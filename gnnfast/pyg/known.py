@@ -30,6 +30,7 @@ _TRANSFORMER = "torch_geometric.nn.conv.transformer_conv"
 _GIN = "torch_geometric.nn.conv.gin_conv"
 _AGNN, _FA = "torch_geometric.nn.conv.agnn_conv", "torch_geometric.nn.conv.fa_conv"
 _AGGR = "torch_geometric.nn.aggr."
+_INSPECTOR = "torch_geometric.inspector"
 
 # Fingerprints of the source in the releases it was studied in (2.6.0 to 2.8.1), by module and name.
 FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -41,7 +42,10 @@ FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
     (_MP, "MessagePassing._collect"): ("5fda49e85cd6",),
     (_MP, "MessagePassing.aggregate"): ("26911c9b343c",),
     (_MP, "MessagePassing.update"): ("6c5be3c83c4d",),
-    ("torch_geometric.inspector", "Inspector.collect_param_data"): ("ea638d8c0536",),
+    (_INSPECTOR, "Inspector.collect_param_data"): ("ea638d8c0536",),
+    (_INSPECTOR, "Inspector.get_params"): ("f8c8c2459e67",),
+    (_INSPECTOR, "Inspector.get_param_dict"): ("2c620a8d715b",),
+    (_INSPECTOR, "Inspector.get_signature"): ("9d3849bff5fb",),
     (_BASE, "Aggregation.__call__"): ("f1fdfa386632", "3e9d6b5c3747"),
     (_BASE, "Aggregation.reduce"): ("60b30b07bb48",),
     (_BASIC, "SumAggregation.forward"): ("ae5704af9d43",),
@@ -74,7 +78,6 @@ FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
 }
 TRANSFORMER = _TRANSFORMER, "TransformerConv.message"
 GINE = _GIN, "GINEConv.message"
-COLLECT_PARAMETERS = "torch_geometric.inspector", "Inspector.collect_param_data"
 
 # What MessagePassing.propagate runs on a dense edge_index, besides message(), update() and the generated collect().
 METHODS = ("_check_input", "_set_size", "_index_select", "_index_select_safe", "_lift", "aggregate")
@@ -176,6 +179,14 @@ def replaced_in_propagate(kind: type) -> str:
         if not is_known(inspect.getattr_static(kind, name), where, f"{cls}.{name}"):
             return f"{kind.__name__}.{name}"
     return replaced_in_module(torch.nn.Module) or _replaced(_BY_PROPAGATE)
+
+
+def is_inspector(inspector: Any) -> bool:
+    """Whether what PyG's generic path asks for arguments is PyG's own."""
+    names = [name.partition(".")[2] for where, name in FUNCTIONS if where == _INSPECTOR]
+    if not vars(inspector).keys().isdisjoint(names):
+        return False
+    return all(is_known(inspect.getattr_static(type(inspector), name), _INSPECTOR, f"Inspector.{name}") for name in names)
 
 
 def replaced_in_module(cls: type) -> str:

@@ -91,7 +91,7 @@ def _check_instance(module: Any, collect: str) -> None:
 def _check_inspected(module: Any) -> None:
     """PyG's generic path passes what it found the functions to ask for when the instance was made."""
     inspector = module.inspector
-    if GENERIC in module.__dict__ or not known.is_known(type(inspector).collect_param_data, *known.COLLECT_PARAMETERS):
+    if GENERIC in module.__dict__ or not known.is_inspector(inspector):
         raise Unsupported("what collects arguments is not PyG's own")
     for stage in STAGES:
         asked = _asked(type(module), stage)

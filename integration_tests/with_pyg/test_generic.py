@@ -146,6 +146,23 @@ def test_what_was_replaced_is_called(device, monkeypatch):
     torch.testing.assert_close(conv(x, edge_index, w) - x, 10 * (before - x))
 
 
+@pytest.mark.parametrize("name", ["collect_param_data", "get_params", "get_param_dict", "get_signature"])
+@pytest.mark.parametrize("where", ["class", "instance"])
+def test_another_inspector_is_asked(name, where, device, monkeypatch):
+    x, edge_index, w = inputs("random", device)
+    conv, asked = make("Weighted", "sum").to(device), []
+    conv(x, edge_index, w)
+    original = getattr(conv.inspector, name)
+
+    def replacement(*args, **kwargs):
+        asked.append(name)
+        return original(*args[where == "class" :], **kwargs)
+
+    monkeypatch.setattr(type(conv.inspector) if where == "class" else conv.inspector, name, replacement)
+    conv(x, edge_index, w)
+    assert asked and gnnfast.report().fallbacks
+
+
 def _doubled(collect):
     def collect_doubled(self, *args):
         found = collect(self, *args)
