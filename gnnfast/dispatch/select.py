@@ -93,6 +93,8 @@ CONVERTED = Choice("gar", "CSR exists")
 # makes it slower. Beside an H200 the break-even of GIN and SAGE is between 60 and 260 MB in training, 30 and 60 in inference
 # (`gnnfast bench host`).
 SMALL_TRAINING, SMALL_INFERENCE, SMALL_ON_CPU = 1 << 27, 1 << 26, 1 << 19
+# Up to which, on a CPU, torch's own scatter is faster than a kernel over a graph that is already converted.
+TINY_ON_CPU = 1 << 16
 
 
 # Milliseconds by which a conversion within a step keeps the host longer than the calibration says, which times it alone, host and

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from gnnfast.pyg import known
 from gnnfast.pyg.install import PATCHES
 from gnnfast.pyg.messages import RELU_FORMS
+from gnnfast.pyg.layers import make_gine_conv
 from gnnfast.pyg.norm import make_normalising
 from gnnfast.pyg.verdict import message_of
 
@@ -20,6 +21,9 @@ _WHOLE = {
     "gnnfast.pyg.layers": "linear parts, aggregation, bias and root",
     "gnnfast.pyg.pna": "products at nodes and aggregations; with edge features, gathers and reductions",
 }
+
+# Those that leave most calls to propagate().
+_BEFORE_PROPAGATE = make_normalising, make_gine_conv
 
 
 class Row(NamedTuple):
@@ -53,7 +57,7 @@ def _row(cls: Any) -> Row:
     if replaced:
         return Row(cls.__name__, "PyG's own", f"{replaced[0]}() is overridden")
     patch = next((p for p in PATCHES if p.name == f"{cls.__name__}.forward" and p.module == cls.__module__), None)
-    if patch is not None and patch.make is not make_normalising:
+    if patch is not None and patch.make not in _BEFORE_PROPAGATE:
         return Row(cls.__name__, "as a whole", _WHOLE[patch.make.__module__])
     found = message_of(inspect.getattr_static(cls, "message"))
     if not known.is_known_method(cls, "aggregate"):

@@ -25,7 +25,7 @@ from gnnfast.pyg.attention import (
     make_transformer_conv,
 )
 from gnnfast.pyg.general import make_scatter
-from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG, make_gin_conv, make_layer, make_linear
+from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG, make_gin_conv, make_gine_conv, make_layer, make_linear
 from gnnfast.pyg.loops import make_add_self_loops, make_remove_self_loops
 from gnnfast.pyg.norm import make_gcn_norm, make_normalising
 from gnnfast.pyg.pna import make_pna_conv
@@ -65,6 +65,7 @@ PATCHES = (
     Patch("torch_geometric.nn.conv.agnn_conv", "AGNNConv.forward", ("b51586782809",), make_agnn_conv),
     Patch("torch_geometric.nn.conv.fa_conv", "FAConv.forward", ("9270252c59a1", "e1c5a80469ec"), make_fa_conv),
     Patch("torch_geometric.nn.conv.gin_conv", "GINConv.forward", ("23e50bb1714e",), make_gin_conv),
+    Patch("torch_geometric.nn.conv.gin_conv", "GINEConv.forward", ("8ccc1723b4a8",), make_gine_conv),
     Patch("torch_geometric.nn.conv.graph_conv", "GraphConv.forward", ("a5a154f3a5b6",), make_layer(GRAPH)),
     Patch("torch_geometric.nn.conv.pna_conv", "PNAConv.forward", ("cb44563fb49f",), make_pna_conv),
     Patch("torch_geometric.nn.conv.sage_conv", "SAGEConv.forward", ("5fe530548373",), make_layer(SAGE)),

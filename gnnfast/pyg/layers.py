@@ -19,12 +19,13 @@ from gnnfast import features
 from gnnfast.cache import Sightings
 from gnnfast.config import settings
 from gnnfast.dispatch.execute import Linear, aggregate, linear_layer
-from gnnfast.dispatch.select import Layer, cannot_win, linear_first, saves_little
+from gnnfast.dispatch.select import TINY_ON_CPU, Layer, cannot_win, linear_first, saves_little
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import guards
 from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.known import is_linear, replaced_in_tensor
+from gnnfast.pyg.messages import GINE
 from gnnfast.pyg.norm import make_normalising, normalised, sharing
 from gnnfast.pyg.verdict import CALLED, METHODS, check_module, global_hooks, module_hooks, mp_hooks, watch_of
 from gnnfast.reporting import fell_back, ran
@@ -358,15 +359,38 @@ def make_gin_conv(original: FunctionType) -> Callable[..., Any]:
     return gin_conv
 
 
-def _gin(known: Any, module: Any, x: Tensor, edge_index: Any) -> Any:
-    """The layer over one graph with as few operations as there can be."""
+def make_gine_conv(original: FunctionType) -> Callable[..., Any]:
+    """A dispatcher for ``GINEConv.forward(x, edge_index, edge_attr, size)``."""
+
+    known = class_of(original)
+
+    def gine_conv(module: Any, x: Any, edge_index: Any, edge_attr: Any, size: Any) -> Any:
+        plain = type(x) is Tensor and size is None and x.layout is _STRIDED and type(edge_attr) is Tensor
+        if not plain or guards.context() or torch.is_autocast_enabled(x.device.type):
+            return NotImplemented
+        lin, width = module.__dict__["_modules"].get("lin"), x.shape[-1]
+        if lin is not None:
+            if not is_product(lin) or not _fits(edge_attr, lin.weight, lin.bias):
+                return NotImplemented
+            width = lin.weight.shape[0]
+        fits = edge_attr.dim() == 2 and edge_attr.dtype is x.dtype and not guards.operand("edge_attr", edge_attr)
+        if not fits or edge_attr.device != x.device or (edge_attr.shape[1] if lin is None else width) != x.shape[-1]:
+            return NotImplemented
+        return _gin(known, module, x, edge_index, edge_attr)
+
+    return gine_conv
+
+
+def _gin(known: Any, module: Any, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None) -> Any:
+    """The layer over one graph with as few operations as there can be; with ``edge_attr``, GINE's, if it is small."""
     if type(edge_index) is not Tensor or edge_index.layout is not _STRIDED or edge_index.dim() != 2 or x.dim() != 2:
         return NotImplemented
     own, is_cuda = module.__dict__, x.is_cuda
     training, row_bytes = torch.is_grad_enabled(), x.shape[1] * x.element_size()
     small = cannot_win(edge_index.shape[1], row_bytes, training, settings(), is_cuda)
-    # On a CPU kernels win from the second step on, if it is over the same graph.
-    small = small and (is_cuda or not (saved_tensors_are_watched() or _met.again(edge_index, id(module))))
+    if small and not is_cuda and edge_index.shape[1] * row_bytes > TINY_ON_CPU:
+        # Kernels win from the second step on, if it is over the same graph.
+        small = not (saved_tensors_are_watched() or _met.again(edge_index, id(module)))
     eps = own["_buffers"].get("eps", own["_parameters"].get("eps"))
     if guards.operand("x", x) or x.dtype not in FEATURE_DTYPES:
         return NotImplemented
@@ -378,11 +402,12 @@ def _gin(known: Any, module: Any, x: Tensor, edge_index: Any) -> Any:
         return NotImplemented
     try:
         verdict = check_module(module)
-        if verdict.update is not None or verdict.message[:2] != ("x", None) or not is_dispatched(type(module).propagate):
+        known_message = verdict.message[:2] == ("x", None) if edge_attr is None else verdict.message is GINE
+        if verdict.update is not None or not known_message or not is_dispatched(type(module).propagate):
             return NotImplemented
         if small and verdict.reduce == "sum":
-            out = _scattered(x, 1 + eps, edge_index, verdict.place)
-        elif small and is_cuda:
+            out = _scattered(module, x, eps, edge_index, edge_attr, verdict.place)
+        elif edge_attr is not None or (small and is_cuda):
             return NotImplemented  # propagate says so
         else:
             graph = graph_of(edge_index, x.shape[0], x.shape[0], True)
@@ -400,15 +425,22 @@ def _gin(known: Any, module: Any, x: Tensor, edge_index: Any) -> Any:
 _met = Sightings()
 
 
-def _scattered(x: Tensor, scale: Tensor, edge_index: Tensor, place: str) -> Tensor:
-    """The sum over a graph, and ``scale * x`` added to it, by the operations that PyG uses, in its order, which rounds alike: on
-    small graphs the host takes longer between these than in them. Raises Unsupported if PyG's own must run."""
+def _scattered(module: Any, x: Tensor, eps: Tensor, edge_index: Tensor, edge_attr: Tensor | None, place: str) -> Tensor:
+    """The sum over a graph, and ``(1 + eps) * x`` added to it, by few operations of torch: on small graphs the host takes longer
+    between these than in them. Raises Unsupported if PyG's own must run."""
     if edge_index.shape[0] != 2 or edge_index.dtype is not torch.int64 or guards.operand("edge_index", edge_index):
         raise Unsupported("the edges are not as PyG wants them")
+    if edge_attr is not None and edge_attr.shape[0] != edge_index.shape[1]:
+        raise Unsupported("there are not as many edge features as edges")
     src, dst = edge_index.unbind()
     try:
         messages = x.index_select(0, src)
-        out = torch.zeros_like(x).scatter_add_(0, dst.unsqueeze(1).expand_as(messages), messages).add_(scale * x)
+        if edge_attr is not None:
+            messages = (messages + (edge_attr if module.lin is None else module.lin(edge_attr))).relu()
+        if x.is_cuda:  # where every launch counts, and no order of adding is PyG's
+            out = ((1 + eps) * x).index_add_(0, dst, messages)
+        else:  # in PyG's order, which rounds alike
+            out = torch.zeros_like(x).scatter_add_(0, dst.unsqueeze(1).expand_as(messages), messages).add_((1 + eps) * x)
     except RuntimeError as error:  # PyG raises its own
         raise Unsupported(str(error)) from None
     ran(place, "PyG's own", "too small to gain: its operations alone")

@@ -222,3 +222,62 @@ def test_small_layers_of_a_class_that_is_met_under_checkpointing(kind, device):
     (expected,) = torch.autograd.grad(layer(x, edge_index, edge_attr).sum(), x)
     gnnfast.enable()
     torch.testing.assert_close(found, expected)
+
+
+# ---- small graphs --------------------------------------------------------------------------------------------------------------
+FEW = "PyG's own"
+
+
+@pytest.fixture
+def small(monkeypatch):
+    for name, bound in (("TRAINING", 1 << 27), ("INFERENCE", 1 << 26), ("ON_CPU", 1 << 19)):
+        monkeypatch.setattr(f"gnnfast.dispatch.select.SMALL_{name}", bound)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("name", ["GINEConv", "GINEConv, edge_dim"])
+def test_small_graphs(name, graph, device, small, monkeypatch):
+    monkeypatch.setattr("gnnfast.pyg.layers.TINY_ON_CPU", 1 << 19)
+    x, edge_index, edge_attr = arguments(name, graph, device)
+    report = compare(layer_of(name, device), x, edge_index, edge_attr, tolerance=1e-9)
+    assert kinds(report) == {FEW} and not report.fallbacks
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_small_graphs_of_fewer_digits(dtype, device, small):
+    x, edge_index, edge_attr = arguments("GINEConv, edge_dim", "random", device, dtype)
+    tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+    report = compare(layer_of("GINEConv, edge_dim", device, dtype), x, edge_index, edge_attr, tolerance=tolerance)
+    assert kinds(report) == {FEW}
+
+
+def test_what_small_graphs_do_not_take_is_pygs(device, small):
+    """Pairs of features, other widths and dtypes, hooks on the layer of edge features, subclasses, autocast: results, errors and
+    the calls of hooks are PyG's."""
+    layer, called = layer_of("GINEConv, edge_dim", device, torch.float32), []
+    x, edge_index, edge_attr = arguments("GINEConv, edge_dim", "random", device, torch.float32)
+
+    def outcome(*args):
+        called.clear()
+        try:
+            return *layer(*args).detach().double().flatten().tolist(), len(called)
+        except Exception as error:
+            return type(error), str(error)
+
+    def same(*args):
+        found = outcome(*args)
+        gnnfast.disable()
+        expected = outcome(*args)
+        gnnfast.enable()
+        return found == pytest.approx(expected, rel=1e-3, abs=1e-4) if isinstance(expected[0], float) else found == expected
+
+    assert same((x, x), edge_index, edge_attr)
+    assert same(x, edge_index, edge_attr[:, :2]) and same(x, edge_index, edge_attr[1:]) and same(x, edge_index, edge_attr.double())
+    assert same(x, edge_index, None) and same(x[:, :5], edge_index, edge_attr)
+    with torch.autocast(device.type, torch.bfloat16):
+        assert same(x, edge_index, edge_attr)
+    layer.lin.register_forward_hook(lambda *_: called.append(1))
+    assert same(x, edge_index, edge_attr) and called == [1]
+    layer = nn.GINEConv(tnn.Linear(WIDTH, 5)).to(device)
+    assert same(x, edge_index, edge_attr)  # an error: as many edge features are needed
+    assert same(x, edge_index, torch.randn(edge_index.shape[1], WIDTH, device=device))

@@ -287,8 +287,9 @@ def test_small_gin_leaves_its_operands_alone(device, small):
     assert torch.equal(x, before[0]) and torch.equal(edge_index, before[1])
 
 
-def test_small_gin_is_served_by_kernels_again(device, small):
-    """On a CPU, from the second time on that a layer meets a graph; on a GPU they would not win."""
+def test_small_gin_is_served_by_kernels_again(device, small, monkeypatch):
+    """On a CPU, from the second time on that a layer meets a graph; on a GPU they would not win, nor on a tiny one."""
+    monkeypatch.setattr("gnnfast.pyg.layers.TINY_ON_CPU", 0)
     edge_index, nodes = graph_of("hub", device)
     x, layer = torch.randn(nodes, F, dtype=torch.float64, device=device), gin().to(device)
     kernels = []
