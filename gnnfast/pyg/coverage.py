@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from gnnfast.pyg import known
 from gnnfast.pyg.install import PATCHES
-from gnnfast.pyg.messages import RELU_FORMS
 from gnnfast.pyg.layers import make_gine_conv
+from gnnfast.pyg.messages import RELU_FORMS
 from gnnfast.pyg.norm import make_normalising
 from gnnfast.pyg.verdict import message_of
 
