@@ -15,6 +15,10 @@ REDUCTIONS = {"sum": 0, "mean": 1, "max": 2, "min": 3}
 LINEAR = ("sum", "mean")
 EXTREMA = ("max", "min")
 
+# Those that are made together, and how many of them (plugin_src/multi_reduce/multi_reduce_args.h).
+KINDS = REDUCTIONS | {"var": 4, "std": 5}
+MOST_KINDS = 16
+
 # Who gets the gradient of max and min (plugin_src/spmm/spmm.h). Users may ask for the first two.
 TIES = {"first": 1, "even": 2, "scatter": 3}
 

@@ -12,6 +12,7 @@ KERNELS = (
     (r"gas dot", "dot product of each edge (COO)"),
     (r"(?:linear and )?gar (\w+)(?: and linear)?", r"\1 over edges grouped by destination (CSR)"),
     (r"(?:linear and )?gas (\w+)(?: and linear)?", r"\1 over edges as they come (COO)"),
+    (r"several reductions", "several reductions, each neighbour read once"),
     (r"attention", "attention in one kernel, nothing per edge"),
     (r"edge softmax", "softmax over the edges of each node"),
     (r"sparse features (\w+)", r"\1 of features without their zeros"),

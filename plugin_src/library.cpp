@@ -42,6 +42,13 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   // edge_relu/edge_relu.h
   m.def("edge_relu(" GNNFAST_GRAPH ", Tensor x, Tensor w, bool train) -> (Tensor, Tensor)");
   m.def("edge_relu_backward(" GNNFAST_GRAPH ", Tensor kept, Tensor grad, bool need_w) -> (Tensor, Tensor)");
+  // multi_reduce/multi_reduce.h
+  m.def("multi_reduce(" GNNFAST_GRAPH ", Tensor x, Tensor? shift, int[] kinds, bool train) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "multi_reduce_shares(Tensor rowptr, Tensor grad, Tensor out, Tensor kept, Tensor ties, int[] kinds, bool need_shift) "
+      "-> (Tensor, Tensor)");
+  m.def("multi_reduce_backward(" GNNFAST_GRAPH ", Tensor x, Tensor shares, int[] kinds) -> Tensor");
+  m.def("multi_reduce_edges(Tensor index, Tensor x, Tensor shares, int[] kinds) -> Tensor");
   // edge_softmax/edge_softmax.h
   m.def("edge_softmax(" GNNFAST_GRAPH ", Tensor? score, Tensor? dst, Tensor? src, float slope) -> Tensor");
   m.def("edge_softmax_backward(" GNNFAST_GRAPH

@@ -3,183 +3,104 @@ all edges of a node, and of messages that exist. Framework-free, on unchecked op
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnnfast import _native
-from gnnfast.dispatch import edges, execute, passes
+from gnnfast.dispatch import edges
 from gnnfast.dispatch.calls import count
-from gnnfast.graph import Graph
-from gnnfast.types import EXTREMA, TIES
+from gnnfast.graph import Graph, ids
+from gnnfast.graph.formats import BY_DST
+from gnnfast.types import KINDS
 
 if _native.cpu.loaded:
     from gnnfast.ops.convert import derived
-    from gnnfast.ops.spmm import apply_of, run
-
-KINDS = ("sum", "mean", "max", "min", "var", "std")
-LEAST = 1e-5  # variances of which PyG takes no root
+    from gnnfast.ops.multi_reduce import MULTI_REDUCE, deviation, differentiable
+    from gnnfast.ops.spmm import apply_of, call, run
 
 _ops = torch.ops.gnnfast
 
 
 def reduce_shifted(graph: Graph, x: Tensor, shift: Tensor, kinds: tuple[str, ...], place: str) -> Tensor:
-    """The reductions ``kinds``, of :data:`KINDS`, side by side: ``x [num_src, F]``, ``shift [num_dst, F]`` of the same dtype,
-    contiguous; returns ``[num_dst, len(kinds) F]``, 0 where a node has no in-edges. Variances are means of squares minus squares of
-    means, roots of those up to ``LEAST`` are 0. Of several edges that attain an extremum each gets an even share of the gradient,
-    and where it is 0 so does the 0 that ``torch.scatter_reduce`` starts from. Differentiable any number of times."""
-    if torch.is_grad_enabled() and (x.requires_grad or shift.requires_grad):
-        return _apply(x, shift, graph, kinds, place)  # type: ignore[no-any-return]
-    return _forward(graph, x, shift, kinds, place, False)[0]
+    """The reductions ``kinds``, of :data:`gnnfast.types.KINDS`, side by side: ``x [num_src, F]``, ``shift [num_dst, F]``
+    of the same dtype, float32 or float64; returns ``[num_dst, len(kinds) F]``, 0 where a node has no in-edges. Variances are means
+    of squares minus squares of means, roots of those up to ``LEAST`` are 0. Of several edges that attain an extremum each gets an
+    even share of the gradient, and where it is 0 so does the 0 that ``torch.scatter_reduce`` starts from. Differentiable any number
+    of times."""
+    needs_grad = torch.is_grad_enabled() and (x.requires_grad or shift.requires_grad)
+    args = graph.args(needs_grad, x.shape[1] * x.element_size())
+    if graph.is_cuda:
+        ids.check()
+    count(graph, place, "several reductions", "over CSR, each neighbour is read once", x.nbytes)
+    return call(MULTI_REDUCE, needs_grad, args, x, shift, [KINDS[kind] for kind in kinds], needs_grad)  # type: ignore[no-any-return]
 
 
-def degrees(graph: Graph, dtype: torch.dtype) -> Tensor:
-    """The number of in-edges of each node, ``[num_dst, 1]``."""
-    rowptr = graph.csr.rowptr
-
-    def make() -> Tensor:
-        return rowptr.diff().to(dtype).unsqueeze(1)
-
-    kept = derived(rowptr, ("degree", dtype), make)
-    return make() if kept is None else kept
+def reduce_messages(messages: Tensor, shift: Tensor, ends: edges.Ends, kinds: tuple[str, ...]) -> Tensor:
+    """The same of ``messages [E, F]`` plus ``shift [num_dst, F]``."""
+    if torch.is_grad_enabled() and (messages.requires_grad or shift.requires_grad):
+        return _of_messages(messages, shift, ends, kinds, ends.ids[BY_DST])  # type: ignore[no-any-return]
+    return _reduced(messages, shift, ends, kinds, False)[0]
 
 
-def reduce_messages(messages: Tensor, ends: edges.Ends, kinds: tuple[str, ...]) -> Tensor:
-    """The same of ``messages [E, F]``."""
-    if not set(kinds) <= set(EXTREMA):
-        mean = edges.reduce(messages, ends, "mean")
-
-    def made(kind: str) -> Tensor:
-        if kind in ("var", "std"):
-            variance = edges.reduce(messages * messages, ends, "mean") - mean * mean
-            return variance if kind == "var" else deviation(variance)
-        return mean if kind == "mean" else edges.reduce(messages, ends, kind)
-
-    return torch.cat(list(map(made, kinds)), 1)
+def _reduced(messages: Tensor, shift: Tensor, ends: edges.Ends, kinds: tuple[str, ...], train: bool) -> Any:
+    args = ends.incidence(BY_DST, messages.shape[1] * messages.element_size())
+    return run(_ops.multi_reduce.default, *args, messages, shift, [KINDS[kind] for kind in kinds], train)
 
 
-def deviation(variance: Tensor) -> Tensor:
-    """The root of a variance, 0 up to ``LEAST``."""
-    return torch.nn.functional.threshold(variance.clamp(min=LEAST).sqrt(), math.sqrt(LEAST), 0.0)
-
-
-def _extremum(graph: Graph, x: Tensor, kind: str, train: bool, place: str) -> tuple[Tensor, Tensor]:
-    """The maximum or minimum of ``x``, and how many edges attain it if ``train``."""
-    row_bytes = x.shape[1] * x.element_size()
-    count(graph, place, f"gar {kind}", "shifted", x.nbytes)
-    args = graph.args(train, row_bytes)
-    return run(_ops.spmm_max.default, *args, None, x, kind == "min", TIES["even"] if train else 0, 0.0)  # type: ignore[no-any-return]
-
-
-def _forward(
-    graph: Graph, x: Tensor, shift: Tensor, kinds: tuple[str, ...], place: str, train: bool
-) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """The result, and the mean of ``x``, its maximum and minimum and how many edges attain them, as far as they were needed."""
-    width = x.shape[1]
-    extrema = {kind: _extremum(graph, x, kind, train, place) for kind in EXTREMA if kind in kinds}
-    mean = square = None
-    if not set(kinds) <= set(EXTREMA):
-        mean = passes.aggregate(graph, x, None, "mean", train, place)
-    if "var" in kinds or "std" in kinds:
-        square = passes.aggregate(graph, x * x, None, "mean", train, place)
-    degree = degrees(graph, x.dtype)
-    some = degree.clamp(max=1)
-    out = x.new_empty(graph.num_dst, len(kinds) * width)
-    for i, kind in enumerate(kinds):
-        to = out[:, i * width : (i + 1) * width]
-        if kind in EXTREMA:
-            torch.addcmul(extrema[kind][0], shift, some, out=to)
-            continue
-        assert mean is not None
-        if kind == "mean":
-            torch.addcmul(mean, shift, some, out=to)
-        elif kind == "sum":
-            torch.add(mean, shift, out=to).mul_(degree)
-        else:
-            assert square is not None
-            torch.addcmul(square, mean, mean, value=-1, out=to)
-            if kind == "std":
-                torch.nn.functional.threshold(to.clamp_(min=LEAST).sqrt_(), math.sqrt(LEAST), 0.0, inplace=True)
-    none = (None, None)
-    return out, (mean, *extrema.get("max", none), *extrema.get("min", none))
-
-
-class _Shifted(torch.autograd.Function):
-    """By hand, as each operation that autograd puts between the kernels reads and writes all rows of nodes once more."""
-
+class _OfMessages(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shift: Tensor, graph: Graph, kinds: tuple[str, ...], place: str) -> Tensor:
-        out, kept = _forward(graph, x, shift, kinds, place, True)
-        ctx.graph, ctx.kinds, ctx.place = graph, kinds, place
-        ctx.save_for_backward(x, shift, out, *kept)
-        return out
+    def forward(ctx: Any, messages: Tensor, shift: Tensor, ends: edges.Ends, kinds: tuple[str, ...], dst: Tensor) -> Tensor:
+        out, *kept = _reduced(messages, shift, ends, kinds, True)
+        ctx.ends, ctx.kinds = ends, kinds
+        ctx.save_for_backward(messages, shift, dst, out, *kept)
+        return out  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x, shift, out, mean, *extrema = ctx.saved_tensors
-        graph, kinds, width = ctx.graph, ctx.kinds, x.shape[1]
+        messages, shift, dst, *kept = ctx.saved_tensors
         if torch.is_grad_enabled():
-            leaves = x.view_as(x), shift.view_as(shift)  # as inputs of their own: one may have been computed from the other
-            again = composed(graph, *leaves, kinds, ctx.place)
-            return *torch.autograd.grad(again, leaves, grad, create_graph=True, allow_unused=True), None, None, None
-        degree = degrees(graph, x.dtype)
-        to_x: Tensor | None = None
-        to_mean: Tensor | None = None
-        to_variance: Tensor | None = None  # twice that
-        to_shift = torch.zeros_like(shift)
-        for i, kind in enumerate(kinds):
-            columns = slice(i * width, (i + 1) * width)
-            g, of = grad[:, columns], out[:, columns]
-            if kind in EXTREMA:
-                best, ties = extrema[:2] if kind == "max" else extrema[2:]
-                shares = g / (ties + (of == 0))
-                to_shift.addcmul_(shares, ties)
-                args = graph.args(True, width * x.element_size())
-                to_x = _sum(to_x, run(_ops.spmm_where.default, *args.transposed, None, x, shares, best, None))
-            elif kind in ("mean", "sum"):
-                g = g * degree if kind == "sum" else g
-                to_shift += g
-                to_mean = _sum(to_mean, g)
-            else:
-                g = g * 2 if kind == "var" else (g / of).masked_fill_((of > 0).logical_not_(), 0.0)
-                to_variance = _sum(to_variance, g)
-        if to_variance is not None:
-            to_mean = -mean * to_variance if to_mean is None else torch.addcmul(to_mean, mean, to_variance, value=-1)
-            to_x = _sum(to_x, passes.transposed(graph, to_variance, None, "mean").mul_(x))
-        if to_mean is not None:
-            to_x = _sum(to_x, passes.transposed(graph, to_mean, None, "mean"))
-        return to_x, to_shift.mul_(degree.clamp(max=1)), None, None, None
+            given = (messages, shift), ctx.needs_input_grad[:2], grad
+            return *differentiable(lambda m, s: _composed(m, s, ctx.ends, ctx.kinds), *given), None, None, None
+        numbers, rowptr = [KINDS[kind] for kind in ctx.kinds], ctx.ends.towards(BY_DST).csr.rowptr
+        shares, to_shift = run(_ops.multi_reduce_shares.default, rowptr, grad, *kept, numbers, True)
+        return run(_ops.multi_reduce_edges.default, dst, messages, shares, numbers), to_shift, None, None, None
 
 
-def _sum(a: Tensor | None, b: Tensor) -> Tensor:
-    return b if a is None else a + b
-
-
-def composed(graph: Graph, x: Tensor, shift: Tensor, kinds: tuple[str, ...], place: str) -> Tensor:
-    """As :func:`reduce_shifted`, by operations that can be differentiated once more."""
-    degree = degrees(graph, x.dtype)
-    some = degree.clamp(max=1)
-
-    def mean_of(t: Tensor) -> Tensor:
-        return execute.aggregate(graph, t, None, "mean", place=place)
+def _composed(messages: Tensor, shift: Tensor, ends: edges.Ends, kinds: tuple[str, ...]) -> Tensor:
+    """The same, by operations that can be differentiated once more."""
+    messages = messages + edges.gather(shift, ends, BY_DST)
 
     def made(kind: str) -> Tensor:
-        if kind in EXTREMA:
-            best = execute.aggregate(graph, x, None, kind, place=place) + shift * some
-            with torch.no_grad():
-                ties = _extremum(graph, x, kind, True, place)[1]
-                share = ties / (ties + (best == 0)).to(x.dtype)
-            return best.detach() + share * (best - best.detach())
-        mean = mean_of(x)
-        if kind in ("mean", "sum"):
-            return (mean + shift * some) * (degree if kind == "sum" else 1)
-        variance = mean_of(x * x) - mean * mean
+        if kind not in ("var", "std"):
+            return edges.reduce(messages, ends, kind)
+        mean = edges.reduce(messages, ends, "mean")
+        variance = edges.reduce(messages * messages, ends, "mean") - mean * mean
         return variance if kind == "var" else deviation(variance)
 
     return torch.cat(list(map(made, kinds)), 1)
 
 
+def degrees(graph: Graph, dtype: torch.dtype) -> Tensor:
+    """The number of in-edges of each node, ``[num_dst, 1]``."""
+    return _of_degrees(graph, "degree", dtype, lambda degree: degree)
+
+
+def log_degrees(graph: Graph, dtype: torch.dtype, least: int = 0) -> Tensor:
+    """The logarithm of one more than that, or than ``least``."""
+    return _of_degrees(graph, f"logarithm of the degree from {least}", dtype, lambda degree: torch.log(degree.clamp(min=least) + 1))
+
+
+def _of_degrees(graph: Graph, what: str, dtype: torch.dtype, function: Any) -> Tensor:
+    rowptr = graph.csr.rowptr
+
+    def make() -> Tensor:
+        return function(rowptr.diff().to(dtype).unsqueeze(1))  # type: ignore[no-any-return]
+
+    kept = derived(rowptr, (what, dtype), make)
+    return make() if kept is None else kept
+
+
 if _native.cpu.loaded:
-    _apply = apply_of(_Shifted)
+    _of_messages = apply_of(_OfMessages)

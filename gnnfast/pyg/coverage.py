@@ -19,7 +19,7 @@ _MORE_MODULES = ("attentive_fp", "linkx", "lpformer", "schnet", "visnet")  # of 
 _WHOLE = {
     "gnnfast.pyg.attention": "attention",
     "gnnfast.pyg.layers": "linear parts, aggregation, bias and root",
-    "gnnfast.pyg.pna": "products at nodes and aggregations; with edge features, gathers and reductions",
+    "gnnfast.pyg.pna": "products at nodes, all statistics in one walk over the edges; with edge features, of messages that exist",
 }
 
 # Those that leave most calls to propagate().

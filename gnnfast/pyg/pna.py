@@ -1,5 +1,6 @@
 """PNAConv as a whole (Corso et al., NeurIPS 2020). With one layer before the aggregation, its message is linear in both ends of an
-edge, ``W_i x_i + W_j x_j + b``: both products are made on nodes, and what is aggregated is ``W_j x_j``, shifted by the rest.
+edge, ``W_i x_i + W_j x_j + b``: both products are made on nodes, and what is aggregated is ``W_j x_j``, shifted by the rest, all
+statistics at once.
 Scaling by degree is left until after the product with the layer behind, which is narrower. With edge features messages exist, but
 nothing wider than they."""
 
@@ -16,10 +17,9 @@ from torch.nn.functional import linear
 
 from gnnfast.config import settings
 from gnnfast.dispatch import edges
-from gnnfast.dispatch.select import cannot_win
-from gnnfast.dispatch.several import degrees, reduce_messages, reduce_shifted
+from gnnfast.dispatch.several import degrees, log_degrees, reduce_messages, reduce_shifted
 from gnnfast.graph import Graph
-from gnnfast.graph.formats import BY_DST, BY_SRC
+from gnnfast.graph.formats import BY_SRC
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import bounded, guards
 from gnnfast.pyg.adjacency import graph_of
@@ -27,16 +27,16 @@ from gnnfast.pyg.known import replaced_in_layer, replaced_in_scaler
 from gnnfast.pyg.layers import REORDERED, is_product
 from gnnfast.pyg.verdict import check_steps, is_plain
 from gnnfast.reporting import ran
-from gnnfast.types import INDEX_DTYPES
+from gnnfast.types import INDEX_DTYPES, MOST_KINDS
 from gnnfast.unsupported import Unsupported
 
-# As DegreeScalerAggregation has them.
-_SCALES: dict[str, Callable[[Any, Tensor], Tensor]] = {
-    "identity": lambda scaler, degree: torch.ones_like(degree),
-    "amplification": lambda scaler, degree: torch.log(degree + 1) / scaler.avg_deg_log,
-    "attenuation": lambda scaler, degree: scaler.avg_deg_log / torch.log(degree.clamp(min=1) + 1),
-    "linear": lambda scaler, degree: degree / scaler.avg_deg_lin,
-    "inverse_linear": lambda scaler, degree: scaler.avg_deg_lin / degree.clamp(min=1),
+# As DegreeScalerAggregation has them: of a scaler, the graph and a dtype, ``[N, 1]``.
+_SCALES: dict[str, Callable[[Any, Graph, torch.dtype], Tensor]] = {
+    "identity": lambda scaler, graph, dtype: torch.ones(graph.num_dst, 1, dtype=dtype, device=graph.device),
+    "amplification": lambda scaler, graph, dtype: log_degrees(graph, dtype) / scaler.avg_deg_log,
+    "attenuation": lambda scaler, graph, dtype: scaler.avg_deg_log / log_degrees(graph, dtype, 1),
+    "linear": lambda scaler, graph, dtype: degrees(graph, dtype) / scaler.avg_deg_lin,
+    "inverse_linear": lambda scaler, graph, dtype: scaler.avg_deg_lin / degrees(graph, dtype).clamp(min=1),
 }
 
 
@@ -55,7 +55,7 @@ def make_pna_conv(original: FunctionType) -> Callable[..., Any]:
     known = class_of(original)
 
     def pna_conv(module: Any, x: Any, edge_index: Any, edge_attr: Any) -> Any:
-        if type(edge_index) is not Tensor or edge_index.dim() != 2 or _is_small(module, edge_index):
+        if type(edge_index) is not Tensor or edge_index.dim() != 2:
             return NotImplemented  # propagate says so
         place = f"pyg {type(module).__name__}"
         try:
@@ -71,11 +71,6 @@ def make_pna_conv(original: FunctionType) -> Callable[..., Any]:
         return _forward(module, parts, x, edge_index, edge_attr, graph, place)
 
     return pna_conv
-
-
-def _is_small(module: Any, edge_index: Tensor) -> bool:
-    row_bytes = module.towers * module.F_in * 4
-    return cannot_win(edge_index.shape[1], row_bytes, torch.is_grad_enabled(), settings(), edge_index.is_cuda)
 
 
 def _check(known: Any, module: Any, edge_attr: Any) -> _Parts:
@@ -110,7 +105,7 @@ def _kinds_of(scaler: Any) -> tuple[str, ...]:
     found = list(aggr.aggrs) if type(aggr) is multiple else [aggr]
     if type(aggr) is multiple and (aggr.mode != "cat" or "combine" in aggr.__dict__):
         raise Unsupported("aggregations are combined in another way")
-    of_std = [a.var_aggr for a in found if hasattr(a, "var_aggr")]
+    of_std = [a.var_aggr for a in found if "var_aggr" in a._modules]
     for aggregation in (*found, *of_std):
         if type(aggregation) not in kinds:
             raise Unsupported(f"an aggregation is {type(aggregation).__name__}")
@@ -120,6 +115,8 @@ def _kinds_of(scaler: Any) -> tuple[str, ...]:
         raise Unsupported("hooks are registered on the aggregation")
     if not all(name in _SCALES for name in scaler.scaler) or "avg_deg_log" in scaler._parameters:
         raise Unsupported("a scaler is not served")
+    if len(found) > MOST_KINDS:
+        raise Unsupported(f"more than {MOST_KINDS} aggregations")
     return tuple(kinds[type(a)] for a in found)
 
 
@@ -168,23 +165,20 @@ def _forward(module: Any, parts: _Parts, x: Tensor, edge_index: Tensor, edge_att
     if torch.is_grad_enabled():
         x = x.clone()  # PyG keeps a copy too, so that users may write into theirs
     of_tower = x.split(width, 1) if module.divide_input else [x] * towers
-    bias = torch.cat([lin.bias for lin in parts.before])
-    to_dst = _products(of_tower, [lin.weight[:, :width] for lin in parts.before])
     to_src = _products(of_tower, [lin.weight[:, width : 2 * width] for lin in parts.before])
+    to_dst = _products(of_tower, [lin.weight[:, :width] for lin in parts.before], [lin.bias for lin in parts.before])
     if edge_attr is None:
-        out = reduce_shifted(graph, to_src, to_dst + bias, parts.kinds, place)
+        out = reduce_shifted(graph, to_src, to_dst, parts.kinds, place)
     else:
-        of_edges = torch.cat([lin.weight[:, 2 * width :] for lin in parts.before])
-        encoder = parts.encoder
-        bias = bias if encoder.bias is None else torch.addmv(bias, of_edges, encoder.bias)
+        of_edges, encoder = _side_by_side([lin.weight[:, 2 * width :] for lin in parts.before]), parts.encoder
+        bias = None if encoder.bias is None else of_edges.mv(encoder.bias)
         first, second = edge_index
         dst, src = (second, first) if module.flow == "source_to_target" else (first, second)
         ends = edges.Ends(dst, src, lambda: graph)
-        messages = linear(edge_attr, of_edges @ encoder.weight, bias)
-        messages = messages + edges.gather(to_dst, ends, BY_DST) + edges.gather(to_src, ends, BY_SRC)
+        messages = linear(edge_attr, of_edges @ encoder.weight, bias) + edges.gather(to_src, ends, BY_SRC)
         ran(place, "gathers and reductions", "edge features are added to messages")
-        out = reduce_messages(messages, ends, parts.kinds)
-    scales = torch.cat([_SCALES[name](scaler, degrees(graph, x.dtype)) for name in scaler.scaler], 1).unsqueeze(2)
+        out = reduce_messages(messages, to_dst, ends, parts.kinds)
+    scales = torch.cat([_SCALES[name](scaler, graph, x.dtype) for name in scaler.scaler], 1).unsqueeze(2)
     kinds, results = len(parts.kinds), []
     for tower, (own, lin, nn) in enumerate(zip(of_tower, parts.behind, module.post_nns)):
         reduced = out if towers == 1 else out.view(nodes, kinds, towers, width)[:, :, tower].reshape(nodes, kinds * width)
@@ -198,8 +192,12 @@ def _forward(module: Any, parts: _Parts, x: Tensor, edge_index: Tensor, edge_att
     return module.lin(results[0] if towers == 1 else torch.cat(results, 1))
 
 
-def _products(of_tower: Any, weights: list[Tensor]) -> Tensor:
-    """``[N, T F]``: the features of each tower times its weight."""
+def _products(of_tower: Any, weights: list[Tensor], biases: list[Tensor] | None = None) -> Tensor:
+    """``[N, T F]``: the features of each tower times its weight, and its bias."""
     if all(x is of_tower[0] for x in of_tower):
-        return linear(of_tower[0], torch.cat(weights))
-    return torch.cat([linear(x, weight) for x, weight in zip(of_tower, weights)], 1)
+        return linear(of_tower[0], _side_by_side(weights), None if biases is None else _side_by_side(biases))
+    return torch.cat([linear(x, w, None if biases is None else biases[i]) for i, (x, w) in enumerate(zip(of_tower, weights))], 1)
+
+
+def _side_by_side(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -53,7 +53,7 @@ def kernels(report):
 @pytest.mark.parametrize("name", ["random", "hub", "self_loops_and_duplicates", "isolated", "sorted", "bipartite"])
 def test_graphs_and_options(name, options, device):
     report = compare(layer_of(**OPTIONS[options]).double(), *inputs(name, OPTIONS[options], device), tolerance=1e-9)
-    assert kernels(report) == ({"gathers and reductions"} if "edges" in options else {"gar mean", "gar max", "gar min"})
+    assert kernels(report) == ({"gathers and reductions"} if "edges" in options else {"several reductions"})
     assert not report.fallbacks and not any(kernel == "in parts" for _, kernel, _ in report.kernels)
 
 
@@ -267,11 +267,30 @@ def test_errors_are_those_of_pyg(device):
         assert isinstance(expected, tuple) and found == expected
 
 
-def test_small_calls_are_left_to_pyg(device, monkeypatch):
-    monkeypatch.setattr("gnnfast.dispatch.select.SMALL_TRAINING", 1 << 27)
-    monkeypatch.setattr("gnnfast.dispatch.select.SMALL_ON_CPU", 1 << 19)
-    layer_of().to(device)(*inputs("random", {}, device, torch.float32))
-    assert not gnnfast.report().kernels
+def test_small_calls_are_served(device, monkeypatch):
+    """PyG's operations are so many that kernels always win."""
+    for name in ("TRAINING", "INFERENCE", "ON_CPU"):
+        monkeypatch.setattr(f"gnnfast.dispatch.select.SMALL_{name}", 1 << 27)
+    report = compare(layer_of(), *inputs("random", {}, device, torch.float32), tolerance=1e-4)
+    assert kernels(report) == {"several reductions"}
+
+
+@pytest.mark.parametrize("options", ["plain", "edges"])
+def test_each_part_trained_alone(options, device):
+    """Also where the features of nodes, or of edges, have nothing to learn."""
+    x, edge_index, *rest = inputs("random", OPTIONS[options], device)
+    layer = layer_of(**OPTIONS[options]).to(device, torch.float64)
+    for trained in layer.parameters():
+        for p in layer.parameters():
+            p.requires_grad_(p is trained)
+        results = []
+        for on in (True, False):
+            (gnnfast.enable if on else gnnfast.disable)()
+            (first,) = torch.autograd.grad(layer(x, edge_index, *rest).sin().sum(), trained, create_graph=True)
+            (second,) = torch.autograd.grad(first.square().sum(), trained)
+            results.append((first, second))
+        gnnfast.enable()
+        assert all(relative_error(f, e) < 1e-8 or e.norm() < 1e-12 for f, e in zip(*results))
 
 
 def test_transforms_compile_and_script(device):
