@@ -1,10 +1,11 @@
 """Several reductions of the same rows with one gather. Contract and citation: ``plugin_src/multi_reduce/multi_reduce_args.h``.
 
 ``multi_reduce(graph, x [N, F], shift [M, F] | None, kinds, train) -> out [M, K F], kept, ties``: the reductions ``kinds``, numbers
-of :data:`gnnfast.types.KINDS`, of ``x[column] + shift[row]`` side by side; ``kept`` and ``ties`` are for the backward pass, and empty
-without ``train``. ``multi_reduce_shares(rowptr, grad, out, kept, ties, kinds, need_shift) -> shares, gradient of shift`` is what each
-row gives its edges, and ``multi_reduce_backward(graph of A^T, x, shares, kinds) -> [N, F]`` the gradient of x; of messages
-``x [E, F]`` that exist it is ``multi_reduce_edges(index [E], x, shares, kinds)``, index being their rows. float32 and float64.
+of :data:`gnnfast.types.KINDS`, of ``x[column] + shift[row]`` side by side; ``kept`` and ``ties`` are for the backward pass, and
+empty without ``train``. ``multi_reduce_shares(rowptr, grad, out, kept, ties, kinds, need_shift) -> shares, gradient of shift`` is
+what each row gives its edges, and ``multi_reduce_backward(graph of A^T, x, shares, kinds) -> [N, F]`` the gradient of x; of
+messages ``x [E, F]`` that exist it is ``multi_reduce_edges(index [E], x, shares, kinds)``, index being their rows. float32 and
+float64.
 """
 
 from __future__ import annotations
