@@ -72,7 +72,7 @@ def _backward(ctx: Any, graph: Matrix, saved: Any, needs: Any, grad: Tensor) -> 
         raise RuntimeError("gnnfast: multi_reduce was called with train=False, which keeps nothing for a gradient; pass train=True")
     x, shift, out, kept, ties = saved
     if torch.is_grad_enabled():
-        again = differentiable(lambda *given: composed(graph, *given, ctx.kinds), (x, shift), needs[:2], grad)
+        again = differentiable(lambda x, shift: composed(graph, x, shift, ctx.kinds), (x, shift), needs[:2], grad)
         return *again, None, None
     shares, to_shift = run(_ops.multi_reduce_shares.default, graph.rowptr, grad, out, kept, ties, ctx.kinds, needs[1])
     to_x = run(_ops.multi_reduce_backward.default, *graph.transposed, x, shares, ctx.kinds) if needs[0] else None
