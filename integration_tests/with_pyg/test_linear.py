@@ -318,3 +318,67 @@ def test_gcn_norm_runs_as_often_as_in_pyg(device, monkeypatch):
     monkeypatch.setattr(sg_conv, "gcn_norm", lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs))
     nn.SGConv(F, 5, K=1).to(device)(x, edge_index, weight)
     assert len(calls) == 1
+
+
+# ---- small graphs in training on a GPU -----------------------------------------------------------------------------------------
+SMALL = {
+    "SAGEConv": (lambda: nn.SAGEConv(F, 5), False),
+    "SAGEConv, sum": (lambda: nn.SAGEConv(F, 5, aggr="sum", bias=False), False),
+    "SAGEConv, no root": (lambda: nn.SAGEConv(F, 5, root_weight=False), False),
+    "SAGEConv, unit length": (lambda: nn.SAGEConv(F, 5, normalize=True), False),
+    "GraphConv": (lambda: nn.GraphConv(F, 5), False),
+    "GraphConv, weighted": (lambda: nn.GraphConv(F, 5), True),
+    "GraphConv, weighted mean": (lambda: nn.GraphConv(F, 5, aggr="mean"), True),
+}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    for name in ("TRAINING", "INFERENCE", "ON_CPU"):
+        monkeypatch.setattr(f"gnnfast.dispatch.select.SMALL_{name}", 1 << 27)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("name", SMALL)
+def test_small_graphs(name, graph, device, small):
+    make, weighted = SMALL[name]
+    edge_index, num_src, num_dst = GRAPHS[graph]()
+    edge_index = edge_index.to(device)
+    x = torch.randn(max(num_src, num_dst), F, device=device, dtype=torch.float64)
+    weight = (torch.rand(edge_index.shape[1], device=device, dtype=torch.float64),) if weighted else ()
+    report = compare(make().double(), x, edge_index, *weight, tolerance=1e-9)
+    assert device.type == "cpu" or {kernel for _, kernel, _ in report.kernels} == {"PyG's own"}
+
+
+def test_small_bipartite_graphs(device, small):
+    edge_index, num_src, num_dst = GRAPHS["bipartite"]()
+    given = [torch.randn(n, width, device=device, dtype=torch.float64) for n, width in ((num_src, F), (num_dst, 3))]
+    layer, results = nn.SAGEConv((F, 3), 5).to(device, torch.float64), []
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        leaves = [*(t.clone().requires_grad_() for t in given), *layer.parameters()]
+        out = layer((leaves[0], leaves[1]), edge_index.to(device))
+        results.append([out, *torch.autograd.grad(out.sin().sum(), leaves)])
+    gnnfast.enable()
+    assert all(relative_error(f, e) < 1e-9 for f, e in zip(*results))
+
+
+def test_small_layers_are_differentiated_twice_and_leave_operands_alone(device, small):
+    edge_index = GRAPHS["random"]()[0].to(device)
+    x = torch.randn(30, F, device=device, dtype=torch.float64, requires_grad=True)
+    layer, weight = nn.GraphConv(F, 3, aggr="mean").to(device, torch.float64), torch.rand(200, device=device, dtype=torch.float64)
+    before = x.detach().clone(), weight.clone(), edge_index.clone()
+    torch.autograd.gradgradcheck(lambda x, w: layer(x, edge_index, w), (x, weight.requires_grad_()))
+    assert all(map(torch.equal, before, (x, weight, edge_index)))
+
+
+def test_small_graphs_that_change(device, small):
+    """The degrees that are kept are those of the edges as they are."""
+    edge_index = GRAPHS["random"]()[0].to(device)
+    x, layer = torch.randn(30, F, device=device, dtype=torch.float64), nn.SAGEConv(F, 5).to(device, torch.float64)
+    for _ in range(3):
+        found = layer(x, edge_index)
+        gnnfast.disable()
+        assert relative_error(found, layer(x, edge_index)) < 1e-12
+        gnnfast.enable()
+        edge_index[1, :50] = torch.randint(0, 30, (50,), device=device)
