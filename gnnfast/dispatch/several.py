@@ -23,13 +23,18 @@ if _native.cpu.loaded:
 _ops = torch.ops.gnnfast
 
 
-def reduce_shifted(graph: Graph, x: Tensor, shift: Tensor, kinds: tuple[str, ...], place: str) -> Tensor:
-    """The reductions ``kinds``, of :data:`gnnfast.types.KINDS`, side by side: ``x [num_src, F]``, ``shift [num_dst, F]``
-    of the same dtype, float32 or float64; returns ``[num_dst, len(kinds) F]``, 0 where a node has no in-edges. Variances are means
-    of squares minus squares of means, roots of those up to ``LEAST`` are 0. Of several edges that attain an extremum each gets an
-    even share of the gradient, and where it is 0 so does the 0 that ``torch.scatter_reduce`` starts from. Differentiable any number
-    of times."""
-    needs_grad = torch.is_grad_enabled() and (x.requires_grad or shift.requires_grad)
+def takes(x: Tensor) -> bool:
+    """Whether there are kernels for rows like these."""
+    return x.dim() == 2 and x.dtype in (torch.float32, torch.float64)
+
+
+def reduce_shifted(graph: Graph, x: Tensor, shift: Tensor | None, kinds: tuple[str, ...], place: str) -> Tensor:
+    """The reductions ``kinds``, of :data:`gnnfast.types.KINDS`, side by side: ``x [num_src, F]``, float32 or float64, ``shift
+    [num_dst, F]`` of the same dtype or ``None``; returns ``[num_dst, len(kinds) F]``, 0 where a node has no in-edges. Variances are
+    means of squares minus squares of means, roots of those up to ``LEAST`` are 0. Of several edges that attain an extremum each
+    gets an even share of the gradient, and where it is 0 so does the 0 that ``torch.scatter_reduce`` starts from. Differentiable
+    any number of times."""
+    needs_grad = _needs_grad(x, shift)
     args = graph.args(needs_grad, x.shape[1] * x.element_size())
     if graph.is_cuda:
         ids.check()
@@ -37,21 +42,25 @@ def reduce_shifted(graph: Graph, x: Tensor, shift: Tensor, kinds: tuple[str, ...
     return call(MULTI_REDUCE, needs_grad, args, x, shift, [KINDS[kind] for kind in kinds], needs_grad)  # type: ignore[no-any-return]
 
 
-def reduce_messages(messages: Tensor, shift: Tensor, ends: edges.Ends, kinds: tuple[str, ...]) -> Tensor:
+def _needs_grad(x: Tensor, shift: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and (x.requires_grad or (shift is not None and shift.requires_grad))
+
+
+def reduce_messages(messages: Tensor, shift: Tensor | None, ends: edges.Ends, kinds: tuple[str, ...]) -> Tensor:
     """The same of ``messages [E, F]`` plus ``shift [num_dst, F]``."""
-    if torch.is_grad_enabled() and (messages.requires_grad or shift.requires_grad):
+    if _needs_grad(messages, shift):
         return _of_messages(messages, shift, ends, kinds, ends.ids[BY_DST])  # type: ignore[no-any-return]
     return _reduced(messages, shift, ends, kinds, False)[0]
 
 
-def _reduced(messages: Tensor, shift: Tensor, ends: edges.Ends, kinds: tuple[str, ...], train: bool) -> Any:
+def _reduced(messages: Tensor, shift: Tensor | None, ends: edges.Ends, kinds: tuple[str, ...], train: bool) -> Any:
     args = ends.incidence(BY_DST, messages.shape[1] * messages.element_size())
     return run(_ops.multi_reduce.default, *args, messages, shift, [KINDS[kind] for kind in kinds], train)
 
 
 class _OfMessages(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, messages: Tensor, shift: Tensor, ends: edges.Ends, kinds: tuple[str, ...], dst: Tensor) -> Tensor:
+    def forward(ctx: Any, messages: Tensor, shift: Tensor | None, ends: edges.Ends, kinds: tuple[str, ...], dst: Tensor) -> Tensor:
         out, *kept = _reduced(messages, shift, ends, kinds, True)
         ctx.ends, ctx.kinds = ends, kinds
         ctx.save_for_backward(messages, shift, dst, out, *kept)
@@ -64,13 +73,14 @@ class _OfMessages(torch.autograd.Function):
             given = (messages, shift), ctx.needs_input_grad[:2], grad
             return *differentiable(lambda m, s: _composed(m, s, ctx.ends, ctx.kinds), *given), None, None, None
         numbers, rowptr = [KINDS[kind] for kind in ctx.kinds], ctx.ends.towards(BY_DST).csr.rowptr
-        shares, to_shift = run(_ops.multi_reduce_shares.default, rowptr, grad, *kept, numbers, True)
-        return run(_ops.multi_reduce_edges.default, dst, messages, shares, numbers), to_shift, None, None, None
+        shares, to_shift = run(_ops.multi_reduce_shares.default, rowptr, grad, *kept, numbers, ctx.needs_input_grad[1])
+        to_messages = run(_ops.multi_reduce_edges.default, dst, messages, shares, numbers)
+        return to_messages, to_shift if ctx.needs_input_grad[1] else None, None, None, None
 
 
-def _composed(messages: Tensor, shift: Tensor, ends: edges.Ends, kinds: tuple[str, ...]) -> Tensor:
+def _composed(messages: Tensor, shift: Tensor | None, ends: edges.Ends, kinds: tuple[str, ...]) -> Tensor:
     """The same, by operations that can be differentiated once more."""
-    messages = messages + edges.gather(shift, ends, BY_DST)
+    messages = messages if shift is None else messages + edges.gather(shift, ends, BY_DST)
 
     def made(kind: str) -> Tensor:
         if kind not in ("var", "std"):

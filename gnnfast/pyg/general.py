@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from gnnfast.config import settings
-from gnnfast.dispatch import edges
+from gnnfast.dispatch import edges, several
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.graph import Graph
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.pyg import bounded, guards
 from gnnfast.pyg.adjacency import graph_of
+from gnnfast.pyg.aggregations import kinds_of, may_be_several
 from gnnfast.pyg.messages import SPECIAL
 from gnnfast.pyg.rows import Call, existing, may_not_exist
 from gnnfast.pyg.verdict import COLLECT, GENERIC, Steps, check_steps
@@ -224,17 +225,28 @@ def _aggregate(
         if fused is not None:
             return fused
         messages = existing(messages)
+    kinds = _several(module, steps)
+    if kinds and rows is not None:
+        fused = rows.aggregate_several(messages, module.node_dim, kinds)
+        if fused is not None:
+            return fused
+        messages = existing(messages)
     if (
-        steps.reduce
+        (steps.reduce or kinds)
         and not guards.operand("messages", messages)
         and messages.dtype in FEATURE_DTYPES
         and _is_first(module.node_dim, messages)
         and messages.shape[0] == ends.ids[BY_DST].shape[0]
         and messages.device == ends.ids[BY_DST].device
     ):
-        if why:
-            ran(steps.place, f"gathers and {steps.reduce}", why)
-        return edges.reduce(messages, ends, steps.reduce)
+        if steps.reduce:
+            if why:
+                ran(steps.place, f"gathers and {steps.reduce}", why)
+            return edges.reduce(messages, ends, steps.reduce)
+        if several.takes(messages):
+            if why:
+                ran(steps.place, "gathers and several reductions", why)
+            return several.reduce_messages(messages, None, ends, kinds)
     if why:
         ran(steps.place, "gathers and reductions", why)
     before = _reducing.ends, _reducing.index, _reducing.rows  # of an aggregate() that propagates itself
@@ -243,6 +255,17 @@ def _aggregate(
         return module.aggregate(messages, **_arguments(steps.aggregate, collected, rows is None))
     finally:
         _reducing.ends, _reducing.index, _reducing.rows = before
+
+
+def _several(module: Any, steps: Steps) -> tuple[str, ...]:
+    """The reductions that PyG's aggregations put side by side; empty if they do something else."""
+    aggregation = module.__dict__["_modules"].get("aggr_module")
+    if steps.reduce or not steps.known_aggregate or not may_be_several(aggregation):
+        return ()
+    try:
+        return kinds_of(aggregation)
+    except Unsupported:
+        return ()
 
 
 class _Reducing(threading.local):

@@ -6,7 +6,6 @@ nothing wider than they."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -23,11 +22,12 @@ from gnnfast.graph.formats import BY_SRC
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import bounded, guards
 from gnnfast.pyg.adjacency import graph_of
-from gnnfast.pyg.known import replaced_in_layer, replaced_in_scaler
+from gnnfast.pyg.aggregations import kinds_of
+from gnnfast.pyg.known import replaced_in_layer
 from gnnfast.pyg.layers import REORDERED, is_product
 from gnnfast.pyg.verdict import check_steps, is_plain
 from gnnfast.reporting import ran
-from gnnfast.types import INDEX_DTYPES, MOST_KINDS
+from gnnfast.types import INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
 
 # As DegreeScalerAggregation has them: of a scaler, the graph and a dtype, ``[N, 1]``.
@@ -80,7 +80,7 @@ def _check(known: Any, module: Any, edge_attr: Any) -> _Parts:
     if reason or cls is not known or "propagate" in own or not is_dispatched(cls.propagate):
         raise Unsupported(reason or "a method is another than the layer's")
     check_steps(module)
-    reason = replaced_in_layer(cls) or replaced_in_scaler()
+    reason = replaced_in_layer(cls)
     if reason:
         raise Unsupported(f"{reason} is not the known one")
     if own["node_dim"] != 0 or current.sample != "off" or current.kernel == "sampled":
@@ -98,34 +98,15 @@ def _check(known: Any, module: Any, edge_attr: Any) -> _Parts:
 
 def _kinds_of(scaler: Any) -> tuple[str, ...]:
     """The aggregations that are scaled. Raises Unsupported if they, or the scalers, are not served."""
-    scaling, multiple, kinds = _classes()
-    if type(scaler) is not scaling:
+    from torch_geometric.nn.aggr import DegreeScalerAggregation
+
+    if type(scaler) is not DegreeScalerAggregation:
         raise Unsupported(f"the aggregation is {type(scaler).__name__}")
-    aggr = scaler.aggr
-    found = list(aggr.aggrs) if type(aggr) is multiple else [aggr]
-    if type(aggr) is multiple and (aggr.mode != "cat" or "combine" in aggr.__dict__):
-        raise Unsupported("aggregations are combined in another way")
-    of_std = [a.var_aggr for a in found if "var_aggr" in a._modules]
-    for aggregation in (*found, *of_std):
-        if type(aggregation) not in kinds:
-            raise Unsupported(f"an aggregation is {type(aggregation).__name__}")
-        if getattr(aggregation, "semi_grad", False):
-            raise Unsupported("a variance has half a gradient")
-    if not all(map(is_plain, (scaler, aggr, *found, *of_std))):
+    if not is_plain(scaler):
         raise Unsupported("hooks are registered on the aggregation")
     if not all(name in _SCALES for name in scaler.scaler) or "avg_deg_log" in scaler._parameters:
         raise Unsupported("a scaler is not served")
-    if len(found) > MOST_KINDS:
-        raise Unsupported(f"more than {MOST_KINDS} aggregations")
-    return tuple(kinds[type(a)] for a in found)
-
-
-@functools.cache
-def _classes() -> tuple[Any, Any, dict[type, str]]:
-    from torch_geometric.nn import aggr
-
-    kinds = {getattr(aggr, f"{kind.capitalize()}Aggregation"): kind for kind in ("sum", "mean", "max", "min", "var", "std")}
-    return aggr.DegreeScalerAggregation, aggr.MultiAggregation, kinds
+    return kinds_of(scaler.aggr)
 
 
 def _check_operands(module: Any, parts: _Parts, x: Any, edge_index: Tensor, edge_attr: Any) -> None:

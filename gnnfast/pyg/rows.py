@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gnnfast import _native
-from gnnfast.dispatch import edges, execute
+from gnnfast.dispatch import edges, execute, several
 from gnnfast.graph import Graph
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_DST, BY_SRC
@@ -64,6 +64,15 @@ class Call:
         found: Tensor | None = kind.aggregate(reduce, self.module.training)
         self.gained |= found is not None
         return found
+
+    def aggregate_several(self, messages: Any, dim: int, kinds: tuple[str, ...]) -> Tensor | None:
+        """The same of several reductions, side by side."""
+        kind = kind_of(messages)
+        if not isinstance(kind, Gathered) or kind.side != BY_SRC or dim not in (0, -2) or not several.takes(kind.x):
+            return None
+        x = kind.x.clone() if self.grad_enabled and kind.x.requires_grad and not kind.own else kind.x
+        self.gained = True
+        return several.reduce_shifted(self.ends.towards(BY_DST), x, None, kinds, self.place)
 
     def is_destinations(self, index: Any) -> bool:
         """Whether ids are the destinations of the edges."""

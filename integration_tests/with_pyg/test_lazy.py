@@ -347,3 +347,69 @@ def test_layers_of_pyg(name, make, device):
     fused = name.split()[0] in ("SuperGATConv", "FeaStConv", "ResGatedGraphConv", "HypergraphConv", "GeneralConv")
     kernels = {kernel for _, kernel, _ in report.kernels}
     assert fused == bool(kernels & {"gar sum", "gas sum", "gar mean", "gas mean"})
+
+
+# ---- several reductions at once ------------------------------------------------------------------------------------------------
+SEVERAL = [["mean", "min", "max", "std"], ["sum", "var"], "std", ["max", "max", "sum"]]
+
+
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+@pytest.mark.parametrize("aggr", SEVERAL)
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_several_reductions(graph, aggr, flow, device):
+    """Of plain rows, which are never made, and of rows that exist: each is read once."""
+    edge_index, num_src, num_dst = GRAPHS[graph]()
+    x = torch.randn(max(num_src, num_dst), F, dtype=torch.float64, device=device)
+    attr = torch.rand(edge_index.shape[1], 1, dtype=torch.float64, device=device)
+    for function, kernel in ((lambda m, i, j, attr, at: j, "several reductions"), (dots, "gathers and several reductions")):
+        report = compare(Layer(function, aggr, flow=flow).double(), x, edge_index.to(device), attr, tolerance=1e-8)
+        assert graph == "no_edges" or {k for _, k, _ in report.kernels} >= {kernel}
+        assert not report.fallbacks
+
+
+def test_several_reductions_of_fewer_digits_and_of_heads_are_pygs(device):
+    edge_index = GRAPHS["random"]()[0].to(device)
+    x, attr = torch.randn(30, F, device=device), torch.rand(200, 1, device=device)
+    compare(Layer(plain_rows, ["mean", "max"], heads=True), x, edge_index, attr)
+    for dtype, tolerance in ((torch.float16, 1e-2), (torch.bfloat16, 5e-2)):
+        compare(Layer(plain_rows, ["mean", "max"]).to(dtype), x.to(dtype), edge_index, attr.to(dtype), tolerance=tolerance)
+    assert not any("several" in kernel for _, kernel, _ in gnnfast.report().kernels)
+
+
+def plain_rows(m, i, j, attr, at):
+    return j
+
+
+def test_features_of_several_reductions_may_be_written_into(device):
+    edge_index = GRAPHS["random"]()[0].to(device)
+    leaf = torch.randn(30, F, dtype=torch.float64, device=device, requires_grad=True)
+    results = []
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        x = leaf * 2
+        out = nn.SAGEConv(F, F, aggr=["mean", "max", "std"], root_weight=False, bias=False).to(device, torch.float64)
+        torch.nn.init.ones_(out.lin_l.weight)
+        out = out(x, edge_index)
+        x.zero_()
+        results.append(torch.autograd.grad(out.sin().sum(), leaf)[0])
+    gnnfast.enable()
+    assert relative_error(*results) < 1e-9
+
+
+@pytest.mark.parametrize("where", ["combine", "an aggregation", "a hook", "a subclass"])
+def test_several_reductions_that_a_user_changes(where, device, monkeypatch):
+    edge_index = GRAPHS["random"]()[0].to(device)
+    x = torch.randn(30, F, dtype=torch.float64, device=device)
+    layer = nn.SAGEConv(F, F, aggr=["mean", "max"]).to(device, torch.float64)
+    layer(x, edge_index)
+    multiple = layer.aggr_module
+    if where == "combine":
+        multiple.combine = lambda found: torch.cat(found[::-1], -1)
+    elif where == "an aggregation":
+        original = nn.MeanAggregation.forward
+        monkeypatch.setattr(nn.MeanAggregation, "forward", lambda self, *args, **kwargs: 2 * original(self, *args, **kwargs))
+    elif where == "a hook":
+        multiple.aggrs[1].register_forward_hook(lambda module, inputs, out: 3 * out)
+    else:
+        multiple.__class__ = type("Negated", (type(multiple),), {"combine": lambda self, found: -torch.cat(found, -1)})
+    compare(layer, x, edge_index, tolerance=1e-9)

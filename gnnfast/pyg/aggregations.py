@@ -1,0 +1,48 @@
+"""What PyG's aggregations reduce, where they are nothing but what PyG wrote."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from gnnfast.pyg.known import replaced_in_scaler
+from gnnfast.pyg.verdict import is_plain
+from gnnfast.types import MOST_KINDS
+from gnnfast.unsupported import Unsupported
+
+
+def kinds_of(aggregation: Any) -> tuple[str, ...]:
+    """The reductions, of :data:`gnnfast.types.KINDS`, that an aggregation puts side by side. Raises Unsupported."""
+    multiple, kinds = _classes()
+    found = list(aggregation.aggrs) if type(aggregation) is multiple else [aggregation]
+    if type(aggregation) is multiple and (aggregation.mode != "cat" or "combine" in aggregation.__dict__):
+        raise Unsupported("aggregations are combined in another way")
+    of_std = [a._modules["var_aggr"] for a in found if "var_aggr" in a._modules]
+    for part in (*found, *of_std):
+        if type(part) not in kinds:
+            raise Unsupported(f"an aggregation is {type(part).__name__}")
+        if getattr(part, "semi_grad", False):
+            raise Unsupported("a variance has half a gradient")
+    if not all(map(is_plain, (aggregation, *found, *of_std))):
+        raise Unsupported("hooks are registered on the aggregation")
+    if len(found) > MOST_KINDS:
+        raise Unsupported(f"more than {MOST_KINDS} aggregations")
+    reason = replaced_in_scaler()
+    if reason:
+        raise Unsupported(f"{reason} is not the known one")
+    return tuple(kinds[type(a)] for a in found)
+
+
+def may_be_several(aggregation: Any) -> bool:
+    """Whether it is worth to ask."""
+    multiple, kinds = _classes()
+    return type(aggregation) is multiple or kinds.get(type(aggregation)) in ("var", "std")
+
+
+@functools.cache
+def _classes() -> tuple[Any, dict[type, str]]:
+    from torch_geometric.nn import aggr
+
+    return aggr.MultiAggregation, {
+        getattr(aggr, f"{kind.capitalize()}Aggregation"): kind for kind in ("sum", "mean", "max", "min", "var", "std")
+    }
