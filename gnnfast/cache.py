@@ -11,8 +11,6 @@
   then.
 - An ``edge_index`` without or with all self loops (:data:`cache`, :mod:`gnnfast.pyg.loops`): by the ``edge_index`` as it was, and
   the number of nodes. Users get copies. Which edges are no self loops: likewise; nobody else sees it.
-- Degrees of small graphs on a GPU that are not converted (:data:`cache`, :mod:`gnnfast.pyg.layers`): by the ``edge_index`` as it
-  was, the number of nodes and the dtype. Nobody else sees them.
 - The graph that carries edge features to where edges end (:data:`cache`, :mod:`gnnfast.pyg.adjacency`): as a graph, with it.
 - The graph of edges with a loop at each node (:data:`cache`, :mod:`gnnfast.pyg.attention`): by the ``edge_index`` as it was, and
   the numbers of nodes. Nobody else sees it.

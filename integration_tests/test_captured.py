@@ -278,3 +278,28 @@ def test_what_cannot_win_is_left_alone(monkeypatch):
     with gnnfast.override(kernel="gar"):
         conv(x, edge_index)
     assert any("gar" in k[1] for k in gnnfast.report().kernels)
+
+
+@needs_cuda
+@pytest.mark.parametrize("kind", ["SAGEConv", "GraphConv"])
+def test_small_layers_in_a_captured_step_are_kernels(kind, monkeypatch):
+    """Of an eager step the host decides, of a replay the device."""
+    monkeypatch.setattr("gnnfast.dispatch.select.SMALL_TRAINING", 1 << 27)
+    conv, x = getattr(nn, kind)(F, F).cuda(), torch.randn(N, F, device="cuda", requires_grad=True)
+    edge_index = torch.randint(0, N, (2, E), device="cuda")
+
+    def step():
+        return torch.autograd.grad(conv(x, edge_index).square().sum(), (x, *conv.parameters()))
+
+    gnnfast.clear_report()
+    for _ in range(3):
+        step()
+    assert "PyG's own" in {kernel for _, kernel, _ in gnnfast.report().kernels}
+    captured = gnnfast.capture(step)
+    found = [[g.clone() for g in captured()] for _ in range(3)]
+    assert any("linear" in kernel for _, kernel, _ in gnnfast.report().kernels)
+    gnnfast.disable()
+    expected = step()
+    gnnfast.enable()
+    for grads in found:
+        torch.testing.assert_close(grads, list(expected), rtol=1e-4, atol=1e-4)

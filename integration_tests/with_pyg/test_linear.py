@@ -347,7 +347,7 @@ def test_small_graphs(name, graph, device, small):
     x = torch.randn(max(num_src, num_dst), F, device=device, dtype=torch.float64)
     weight = (torch.rand(edge_index.shape[1], device=device, dtype=torch.float64),) if weighted else ()
     report = compare(make().double(), x, edge_index, *weight, tolerance=1e-9)
-    assert device.type == "cpu" or {kernel for _, kernel, _ in report.kernels} == {"PyG's own"}
+    assert device.type == "cpu" or "PyG's own" in {kernel for _, kernel, _ in report.kernels}
 
 
 def test_small_bipartite_graphs(device, small):
@@ -373,7 +373,6 @@ def test_small_layers_are_differentiated_twice_and_leave_operands_alone(device, 
 
 
 def test_small_graphs_that_change(device, small):
-    """The degrees that are kept are those of the edges as they are."""
     edge_index = GRAPHS["random"]()[0].to(device)
     x, layer = torch.randn(30, F, device=device, dtype=torch.float64), nn.SAGEConv(F, 5).to(device, torch.float64)
     for _ in range(3):
