@@ -200,6 +200,18 @@ bool with_vectors(int64_t width, int64_t heads, const F& f) {
   return false;
 }
 
+// Calls block(Int<L>, Int<N>, f) for the features from f on: blocks of N vectors of L, the widest that fit.
+template <class T, int N, class F>
+inline void for_blocks(int64_t width, const F& block) {
+  constexpr int L = kLanes<acc_t<T>>;
+  int64_t f = 0;
+  for (; f + N * L <= width; f += N * L) block(Int<L>{}, Int<N>{}, f);
+  for (; f + L <= width; f += L) block(Int<L>{}, Int<1>{}, f);
+  if constexpr (L > 4)
+    for (; f + 4 <= width; f += 4) block(Int<4>{}, Int<1>{}, f);
+  for (; f < width; ++f) block(Int<1>{}, Int<1>{}, f);
+}
+
 // x = exp(x) for x <= 0 in vectors: 2^n times a polynomial of the rest (coefficients as in Cephes' expf; 2 ulp). 0 below the
 // smallest normal number, NaN for NaN.
 inline void exp_all(float* __restrict x, int64_t count) {

@@ -60,15 +60,10 @@ inline void walk_block(const EdgeReluArgs& p, int64_t row, int64_t f) {
 
 template <class T, bool BACKWARD>
 void walk_rows(const EdgeReluArgs& p, int64_t row_begin, int64_t row_end) {
-  constexpr int L = kLanes<acc_t<T>>, N = 4;
-  for (int64_t row = row_begin; row < row_end; ++row) {
-    int64_t f = 0;
-    for (; f + N * L <= p.width; f += N * L) walk_block<T, BACKWARD, L, N>(p, row, f);
-    for (; f + L <= p.width; f += L) walk_block<T, BACKWARD, L, 1>(p, row, f);
-    if constexpr (L > 4)
-      for (; f + 4 <= p.width; f += 4) walk_block<T, BACKWARD, 4, 1>(p, row, f);
-    for (; f < p.width; ++f) walk_block<T, BACKWARD, 1, 1>(p, row, f);
-  }
+  for (int64_t row = row_begin; row < row_end; ++row)
+    for_blocks<T, 4>(p.width, [&](auto lanes, auto vectors, int64_t f) {
+      walk_block<T, BACKWARD, decltype(lanes)::value, decltype(vectors)::value>(p, row, f);
+    });
 }
 
 }  // namespace

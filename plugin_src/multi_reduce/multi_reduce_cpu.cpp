@@ -31,9 +31,9 @@ void Cpu::multi_reduce_backward(const ReduceBackwardArgs& args, const Tensor& x)
 
 void Cpu::multi_reduce_edges(const ReduceEdgesArgs& args, const Tensor& x) {
   const DType dtype = dtype_of("x", x);
-  const int64_t elements = args.num_edges * args.width, chunks = thread_count(elements, kGrain);
+  const int64_t edges = args.num_edges, chunks = thread_count(edges * args.width * args.layout.rows, kGrain);
   parallel_chunks(chunks, [&](int64_t c) {
-    GNNFAST_CALL_ISA(multi_reduce_edges_range, args, dtype, elements * c / chunks, elements * (c + 1) / chunks);
+    GNNFAST_CALL_ISA(multi_reduce_edges_range, args, dtype, edges * c / chunks, edges * (c + 1) / chunks);
   });
 }
 

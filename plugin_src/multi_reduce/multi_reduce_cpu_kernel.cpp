@@ -2,6 +2,7 @@
 // in their order.
 #include "multi_reduce_cpu_kernel.h"
 
+#include <cmath>
 #include <limits>
 
 #include "common/simd.h"
@@ -10,26 +11,49 @@
 namespace gnnfast::GNNFAST_ISA {
 namespace {
 
-constexpr int kPrefetch = 8;  // edges ahead
+constexpr int kPrefetch = 8, kPrefetchShares = 4;  // edges ahead
+
+// L features at a time (reduce_row.h).
+template <class T_, int L>
+struct Lanes {
+  using T = T_;
+  using V = vec_t<T, L>;
+  using Mask = decltype(V{} > V{});
+  static V load(const T* p) { return load_vector<L>(p); }
+  static void store(T* p, const V& v) { store_vector<L>(p, v); }
+  static V count(const int32_t* p) {
+    V found{};
+    for (int i = 0; i < L; ++i) found[i] = static_cast<T>(p[i]);
+    return found;
+  }
+  static void store_count(int32_t* p, const Mask& v) {
+    for (int i = 0; i < L; ++i) p[i] = static_cast<int32_t>(v[i]);
+  }
+  static V root(V v) {
+    for (int i = 0; i < L; ++i) v[i] = std::sqrt(v[i]);
+    return v;
+  }
+};
 
 // Takes v into the running maximum, or minimum, and counts who attains it. NaN wins.
-template <bool LEAST, class V, class Mask>
+template <bool LEAST, bool TRAIN, class V, class Mask>
 inline void take(V& best, Mask& ties, const V& v) {
-  const Mask better = (LEAST ? v < best : v > best) | ((v != v) & (best == best));
-  ties = better ? Mask{} + 1 : ties - (v == best);  // a mask is -1 where it holds
+  // Not "no better", which holds for a NaN on either side, and no NaN so far.
+  const Mask better = ~(LEAST ? v >= best : v <= best) & (best == best);
+  if (TRAIN) ties = better ? Mask{} + 1 : ties - (v == best);  // a mask is -1 where it holds
   best = better ? v : best;
 }
 
-// N vectors of L features from f on.
-template <class T, int L, int N>
+// N vectors of L features from f on; `TRAIN`: with what the backward pass wants.
+template <class T, int L, int N, bool TRAIN>
 inline void reduce_block(const MultiReduceArgs& p, int64_t row, int64_t f) {
-  using V = vec_t<T, L>;
-  using Mask = decltype(V{} > V{});
+  using Io = Lanes<T, L>;
+  using V = typename Io::V;
   const ReduceLayout& l = p.layout;
   const T* x = static_cast<const T*>(p.x) + f;
   const int64_t begin = p.a.rowptr[row], end = p.a.rowptr[row + 1], last = p.a.num_edges - 1, width = p.width;
   V sum[N]{}, square[N]{}, most[N], least[N];
-  Mask most_ties[N]{}, least_ties[N]{};
+  typename Io::Mask most_ties[N]{}, least_ties[N]{};
   for (int n = 0; n < N; ++n) {
     most[n] = V{} - std::numeric_limits<T>::infinity();
     least[n] = V{} + std::numeric_limits<T>::infinity();
@@ -42,25 +66,24 @@ inline void reduce_block(const MultiReduceArgs& p, int64_t row, int64_t f) {
       const V v = load_vector<L>(source + n * L);
       sum[n] += v;
       square[n] += v * v;
-      take<false>(most[n], most_ties[n], v);
-      take<true>(least[n], least_ties[n], v);
+      take<false, TRAIN>(most[n], most_ties[n], v);
+      take<true, TRAIN>(least[n], least_ties[n], v);
     }
   }
   const T degree = static_cast<T>(end - begin);
-  const T* shift = p.shift ? static_cast<const T*>(p.shift) + row * width + f : nullptr;
   T* out = static_cast<T*>(p.out) + row * l.count * width + f;
-  T* kept = p.kept ? static_cast<T*>(p.kept) + row * l.kept_rows * width + f : nullptr;
-  int32_t* ties = p.ties ? p.ties + row * l.ties_rows * width + f : nullptr;
   for (int n = 0; n < N; ++n) {
-    for (int i = 0; i < L; ++i) {
-      const int64_t at = n * L + i;
-      const RowStatistics<T> found{sum[n][i], square[n][i], most[n][i], least[n][i]};
-      const T moved = shift ? shift[at] : T{0};
-      for (int k = 0; k < l.count; ++k) out[k * width + at] = begin == end ? T{0} : reduced(l.kinds[k], found, degree, moved);
-      if (!kept) continue;
-      if (l.mean >= 0) kept[l.mean * width + at] = begin == end ? T{0} : found.sum / degree;
-      if (l.most >= 0) kept[l.most * width + at] = found.most, ties[l.most_ties * width + at] = most_ties[n][i];
-      if (l.least >= 0) kept[l.least * width + at] = found.least, ties[l.least_ties * width + at] = least_ties[n][i];
+    const V shift = p.shift ? Io::load(static_cast<const T*>(p.shift) + row * width + f + n * L) : V{};
+    const RowStatistics<V> found{sum[n], square[n], most[n], least[n]};
+    for (int k = 0; k < l.count; ++k)
+      Io::store(out + k * width + n * L, begin == end ? V{} : reduced<Io>(l.kinds[k], found, degree, shift));
+    if constexpr (TRAIN) {
+      T* kept = static_cast<T*>(p.kept) + row * l.kept_rows * width + f + n * L;
+      int32_t* ties = p.ties + row * l.ties_rows * width + f + n * L;
+      if (l.mean >= 0) Io::store(kept + l.mean * width, begin == end ? V{} : found.sum / degree);
+      if (l.most >= 0) Io::store(kept + l.most * width, most[n]), Io::store_count(ties + l.most_ties * width, most_ties[n]);
+      if (l.least >= 0)
+        Io::store(kept + l.least * width, least[n]), Io::store_count(ties + l.least_ties * width, least_ties[n]);
     }
   }
 }
@@ -69,28 +92,19 @@ template <class T, int L, int N>
 inline void backward_block(const ReduceBackwardArgs& p, int64_t row, int64_t f) {
   using V = vec_t<T, L>;
   const ReduceLayout& l = p.layout;
-  const int64_t width = p.width, stride = l.rows * width;
+  const int64_t width = p.width, stride = l.rows * width, last = p.a.num_edges - 1;
   V acc[N]{}, self[N];
   for (int n = 0; n < N; ++n) self[n] = load_vector<L>(static_cast<const T*>(p.x) + row * width + f + n * L);
   for (int64_t e = p.a.rowptr[row]; e < p.a.rowptr[row + 1]; ++e) {
-    const T* shares = static_cast<const T*>(p.shares) + p.a.col[e] * stride + f;
+    const T* all = static_cast<const T*>(p.shares) + f;
+    const T *shares = all + p.a.col[e] * stride,
+            *ahead = all + p.a.col[e + kPrefetchShares < last ? e + kPrefetchShares : last] * stride;
+    for (int which = 0; which < l.rows; ++which) prefetch_row<N * L>(ahead + which * width);
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n)
       acc[n] += share_of_edge(l, self[n], [&](int which) { return load_vector<L>(shares + which * width + n * L); });
   }
   for (int n = 0; n < N; ++n) store_vector<L>(static_cast<T*>(p.to_x) + row * width + f + n * L, acc[n]);
-}
-
-// Calls block(Int<L>, Int<N>, f) for blocks of N vectors of L features, the widest that fit.
-template <class T, int N, class F>
-inline void for_blocks(int64_t width, const F& block) {
-  constexpr int L = kLanes<T>;
-  int64_t f = 0;
-  for (; f + N * L <= width; f += N * L) block(Int<L>{}, Int<N>{}, f);
-  for (; f + L <= width; f += L) block(Int<L>{}, Int<1>{}, f);
-  if constexpr (L > 4)
-    for (; f + 4 <= width; f += 4) block(Int<4>{}, Int<1>{}, f);
-  for (; f < width; ++f) block(Int<1>{}, Int<1>{}, f);
 }
 
 // float or double
@@ -106,15 +120,17 @@ void multi_reduce_rows(const MultiReduceArgs& p, DType dtype, int64_t row_begin,
     using T = typename decltype(type)::type;
     for (int64_t row = row_begin; row < row_end; ++row)
       for_blocks<T, 2>(p.width, [&](auto lanes, auto vectors, int64_t f) {
-        reduce_block<T, decltype(lanes)::value, decltype(vectors)::value>(p, row, f);
+        constexpr int L = decltype(lanes)::value, N = decltype(vectors)::value;
+        p.kept ? reduce_block<T, L, N, true>(p, row, f) : reduce_block<T, L, N, false>(p, row, f);
       });
   });
 }
 
 void multi_reduce_shares_rows(const ReduceSharesArgs& p, DType dtype, int64_t row_begin, int64_t row_end) {
   dispatch_wide(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
     for (int64_t row = row_begin; row < row_end; ++row)
-      for (int64_t f = 0; f < p.width; ++f) share_out<typename decltype(type)::type>(p, row, f);
+      for_blocks<T, 1>(p.width, [&](auto lanes, auto, int64_t f) { share_out<Lanes<T, decltype(lanes)::value>>(p, row, f); });
   });
 }
 
@@ -128,9 +144,12 @@ void multi_reduce_backward_rows(const ReduceBackwardArgs& p, DType dtype, int64_
   });
 }
 
-void multi_reduce_edges_range(const ReduceEdgesArgs& p, DType dtype, int64_t begin, int64_t end) {
+void multi_reduce_edges_range(const ReduceEdgesArgs& p, DType dtype, int64_t edge_begin, int64_t edge_end) {
   dispatch_wide(dtype, [&](auto type) {
-    for (int64_t at = begin; at < end; ++at) edge_backward<typename decltype(type)::type>(p, at);
+    using T = typename decltype(type)::type;
+    for (int64_t edge = edge_begin; edge < edge_end; ++edge)
+      for_blocks<T, 1>(p.width,
+                       [&](auto lanes, auto, int64_t f) { edge_backward<Lanes<T, decltype(lanes)::value>>(p, edge, f); });
   });
 }
 

@@ -9,7 +9,7 @@ namespace gnnfast {
   void multi_reduce_rows(const MultiReduceArgs& args, DType dtype, int64_t row_begin, int64_t row_end);             \
   void multi_reduce_shares_rows(const ReduceSharesArgs& args, DType dtype, int64_t row_begin, int64_t row_end);     \
   void multi_reduce_backward_rows(const ReduceBackwardArgs& args, DType dtype, int64_t row_begin, int64_t row_end); \
-  void multi_reduce_edges_range(const ReduceEdgesArgs& args, DType dtype, int64_t begin, int64_t end);              \
+  void multi_reduce_edges_range(const ReduceEdgesArgs& args, DType dtype, int64_t edge_begin, int64_t edge_end);    \
   }
 GNNFAST_DECLARE(baseline)
 GNNFAST_DECLARE(avx2)

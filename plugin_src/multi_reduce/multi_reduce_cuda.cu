@@ -125,7 +125,7 @@ struct Statistics : Lane<T, VEC, TPR, 4> {
 #pragma unroll
       for (int i = 0; i < VEC; ++i) {
         const RowStatistics<T> found{now.sum[i], now.square[i], now.most[i], -now.least[i]};
-        values[i] = degree == 0 ? T{0} : reduced(l.kinds[k], found, static_cast<T>(degree), shift[i]);
+        values[i] = degree == 0 ? T{0} : reduced<One<T>>(l.kinds[k], found, static_cast<T>(degree), shift[i]);
       }
       store_vector<VEC>(out + k * width, values);
     }
@@ -314,13 +314,13 @@ void launch_walk(const Args& p, const Tensor& x, int values, int ties) {
 template <class T>
 __global__ void __launch_bounds__(kBlock) shares_kernel(const ReduceSharesArgs p) {
   const int64_t i = int64_t{blockIdx.x} * kBlock + threadIdx.x;
-  if (i < p.num_rows * p.width) share_out<T>(p, i / p.width, i % p.width);
+  if (i < p.num_rows * p.width) share_out<One<T>>(p, i / p.width, i % p.width);
 }
 
 template <class T>
 __global__ void __launch_bounds__(kBlock) edges_kernel(const ReduceEdgesArgs p) {
   const int64_t i = int64_t{blockIdx.x} * kBlock + threadIdx.x;
-  if (i < p.num_edges * p.width) edge_backward<T>(p, i);
+  if (i < p.num_edges * p.width) edge_backward<One<T>>(p, i / p.width, i % p.width);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What is done with a row by itself, one feature at a time, on both devices.
+// What is done with a row by itself, on both devices. `Io` says how many features at a time: one, or those of a vector V.
 #pragma once
 
 #include <cmath>
@@ -14,28 +14,43 @@
 namespace gnnfast {
 namespace {  // compiled once per instruction set: no copy may stand in for another
 
+// One feature at a time.
+template <class T_>
+struct One {
+  using T = T_;
+  using V = T_;
+  static GNNFAST_ROW V load(const T* p) { return *p; }
+  static GNNFAST_ROW V count(const int32_t* p) { return static_cast<T>(*p); }
+  static GNNFAST_ROW void store(T* p, V v) { *p = v; }
+  static GNNFAST_ROW V root(V v) { return std::sqrt(v); }
+};
+
 // Of a row's x: sum, sum of squares, maximum, minimum.
-template <class A>
+template <class V>
 struct RowStatistics {
-  A sum, square, most, least;
+  V sum, square, most, least;
 };
 
 // out[k] of a row with edges.
-template <class A>
-GNNFAST_ROW A reduced(int kind, const RowStatistics<A>& row, A degree, A shift) {
+template <class Io>
+GNNFAST_ROW typename Io::V reduced(int kind, const RowStatistics<typename Io::V>& row, typename Io::T degree,
+                                   const typename Io::V& shift) {
+  using V = typename Io::V;
   if (kind == kKindSum) return row.sum + degree * shift;
   if (kind == kKindMax) return row.most + shift;
   if (kind == kKindMin) return row.least + shift;
-  const A mean = row.sum / degree;
+  const V mean = row.sum / degree;
   if (kind == kKindMean) return mean + shift;
-  const A variance = row.square / degree - mean * mean;
+  const V variance = row.square / degree - mean * mean;
   if (kind == kKindVar) return variance;
-  return variance <= static_cast<A>(kLeastVariance) ? A{0} : std::sqrt(variance);  // NaN stays
+  return variance <= static_cast<typename Io::T>(kLeastVariance) ? V{} : Io::root(variance);  // NaN stays
 }
 
-// The first step back for feature f of a row.
-template <class T>
+// The first step back for the features from f on of a row.
+template <class Io>
 GNNFAST_ROW void share_out(const ReduceSharesArgs& p, int64_t row, int64_t f) {
+  using T = typename Io::T;
+  using V = typename Io::V;
   const ReduceLayout& l = p.layout;
   const int64_t width = p.width;
   const T *grad = static_cast<const T*>(p.grad) + row * l.count * width + f,
@@ -44,9 +59,9 @@ GNNFAST_ROW void share_out(const ReduceSharesArgs& p, int64_t row, int64_t f) {
   const int32_t* ties = p.ties + row * l.ties_rows * width + f;
   T* shares = static_cast<T*>(p.shares) + row * l.rows * width + f;
   const T degree = static_cast<T>(p.rowptr[row + 1] - p.rowptr[row]), some = degree > 0 ? degree : T{1};
-  T linear = 0, square = 0, of_most = 0, of_least = 0, most = 0, least = 0;
+  V linear{}, square{}, of_most{}, of_least{}, most{}, least{};
   for (int k = 0; k < l.count; ++k) {
-    const T g = grad[k * width], value = out[k * width];
+    const V g = Io::load(grad + k * width), value = Io::load(out + k * width);
     switch (l.kinds[k]) {
       case kKindSum:
         linear += g * degree;
@@ -64,25 +79,25 @@ GNNFAST_ROW void share_out(const ReduceSharesArgs& p, int64_t row, int64_t f) {
         square += 2 * g;
         break;
       default:
-        square += value > 0 ? g / value : T{0};
+        square += value > 0 ? g / value : V{};
     }
   }
-  T to_shift = linear;
-  auto extremum = [&](int at, int kept_at, int ties_at, T g, T value) {
+  V to_shift = linear;
+  auto extremum = [&](int at, int kept_at, int ties_at, const V& g, const V& value) {
     if (at < 0) return;
-    const T count = static_cast<T>(ties[ties_at * width]), share = g / (count + (value == 0));
+    const V count = Io::count(ties + ties_at * width), zero = value == 0 ? V{} + 1 : V{}, share = g / (count + zero);
     to_shift += value == value ? share * count : value;  // as share_of
-    shares[at * width] = kept[kept_at * width];
-    shares[(at + 1) * width] = share;
+    Io::store(shares + at * width, Io::load(kept + kept_at * width));
+    Io::store(shares + (at + 1) * width, share);
   };
   extremum(l.most_at, l.most, l.most_ties, of_most, most);
   extremum(l.least_at, l.least, l.least_ties, of_least, least);
   if (l.square >= 0) {
-    linear -= kept[l.mean * width] * square;
-    shares[l.square * width] = square / some;
+    linear -= Io::load(kept + l.mean * width) * square;
+    Io::store(shares + l.square * width, square / some);
   }
-  if (l.linear >= 0) shares[l.linear * width] = linear / some;
-  if (p.to_shift) static_cast<T*>(p.to_shift)[row * width + f] = degree > 0 ? to_shift : T{0};
+  if (l.linear >= 0) Io::store(shares + l.linear * width, linear / some);
+  if (p.to_shift) Io::store(static_cast<T*>(p.to_shift) + row * width + f, degree > 0 ? to_shift : V{});
 }
 
 // What goes to who attains an extremum `best`, of numbers or vectors of such. Where that is NaN torch counts no edge and gives
@@ -103,16 +118,22 @@ GNNFAST_ROW V share_of_edge(const ReduceLayout& l, const V& self, const Load& lo
   return found;
 }
 
-// Element `at` of the gradient of messages that exist.
-template <class T>
-GNNFAST_ROW void edge_backward(const ReduceEdgesArgs& p, int64_t at) {
-  const int64_t edge = at / p.width, f = at % p.width;
+// The row of an edge whose message exists; negative if it is out of range.
+GNNFAST_ROW int64_t row_of(const ReduceEdgesArgs& p, int64_t edge) {
   const int64_t row = p.index64 ? static_cast<const int64_t*>(p.index)[edge] : static_cast<const int32_t*>(p.index)[edge];
-  const bool inside = static_cast<uint64_t>(row) < static_cast<uint64_t>(p.num_rows);
-  const T* shares = static_cast<const T*>(p.shares) + (inside ? row : 0) * p.layout.rows * p.width + f;
-  const T self = static_cast<const T*>(p.x)[at];
-  static_cast<T*>(p.to_x)[at] =
-      inside ? share_of_edge(p.layout, self, [&](int which) { return shares[which * p.width]; }) : T{0};
+  return static_cast<uint64_t>(row) < static_cast<uint64_t>(p.num_rows) ? row : -1;
+}
+
+// The gradient of its message's features from f on.
+template <class Io>
+GNNFAST_ROW void edge_backward(const ReduceEdgesArgs& p, int64_t edge, int64_t f) {
+  using T = typename Io::T;
+  using V = typename Io::V;
+  const int64_t row = row_of(p, edge), at = edge * p.width + f;
+  const T* shares = static_cast<const T*>(p.shares) + (row < 0 ? 0 : row) * p.layout.rows * p.width + f;
+  const V self = Io::load(static_cast<const T*>(p.x) + at);
+  const V found = row < 0 ? V{} : share_of_edge(p.layout, self, [&](int which) { return Io::load(shares + which * p.width); });
+  Io::store(static_cast<T*>(p.to_x) + at, found);
 }
 
 }  // namespace

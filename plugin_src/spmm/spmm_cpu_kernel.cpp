@@ -179,6 +179,46 @@ void sum_and_dot_rows(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
   }
 }
 
+// Gradients of maxima without weights: N vectors of L features from f on.
+template <class T, int OP, int L, int N>
+inline void where_block(const SpmmArgs& p, int64_t row, int64_t f) {
+  using V = vec_t<T, L>;
+  using Mask = decltype(V{} > V{});
+  const int64_t width = p.width, last = p.a.num_edges - 1;
+  const T *x = static_cast<const T*>(p.x) + f, *value = static_cast<const T*>(p.value) + f;
+  const int32_t* arg = OP == kSumWhereFirst ? p.arg + f : nullptr;
+  V acc[N]{}, self[N]{};
+  if constexpr (OP == kSumWhereEqual)
+    for (int n = 0; n < N; ++n) self[n] = load_vector<L>(static_cast<const T*>(p.self) + row * width + f + n * L);
+  for (int64_t e = p.a.rowptr[row]; e < p.a.rowptr[row + 1]; ++e) {
+    const int64_t source = p.a.col[e] * width, ahead = p.a.col[e + kPrefetch < last ? e + kPrefetch : last] * width;
+    prefetch_row<N * L>(x + ahead);
+    OP == kSumWhereEqual ? prefetch_row<N * L>(value + ahead) : prefetch_row<N * L>(arg + ahead);
+    const int32_t id = p.a.perm ? p.a.perm[e] : static_cast<int32_t>(e);
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) {
+      const V share = load_vector<L>(x + source + n * L);
+      if constexpr (OP == kSumWhereEqual) {  // share_of_best
+        const V best = load_vector<L>(value + source + n * L);
+        acc[n] += self[n] == best ? share : best == best ? 0 * share : best;
+      } else {
+        Mask first{};
+        for (int i = 0; i < L; ++i) first[i] = arg[source + n * L + i];
+        acc[n] += first == id ? share : V{};
+      }
+    }
+  }
+  for (int n = 0; n < N; ++n) store_vector<L>(static_cast<T*>(p.out) + row * width + f + n * L, acc[n]);
+}
+
+template <class T, int OP>
+void where_rows(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
+  for (int64_t row = row_begin; row < row_end; ++row)
+    for_blocks<T, 4>(p.width, [&](auto lanes, auto vectors, int64_t f) {
+      where_block<T, OP, decltype(lanes)::value, decltype(vectors)::value>(p, row, f);
+    });
+}
+
 template <class T, int OP, int W>
 void backward_rows(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
   using A = acc_t<T>;
@@ -215,7 +255,7 @@ void backward_rows(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
         for (; f < end; ++f) {
           A share = w * load(x + source + f);
           if constexpr (OP == kSumWhereEqual) {
-            const A message = W == kNoWeight ? load(self + f) : round_to<T>(w * load(self + f));
+            const A message = round_to<T>(w * load(self + f));
             share = share_of_best(message, load(static_cast<const T*>(p.value) + source + f), share);
           }
           if constexpr (OP == kSumWhereFirst) share = p.arg[source + f] == id ? share : A{0};
@@ -234,7 +274,8 @@ void dispatch_weight(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
     if (p.mode == kElementWeight && OP == kSumAndDot)
       return backward_rows<T, kSumAndDot, kElementWeight>(p, row_begin, row_end);
     // Else full weights are heads of one feature.
-    if (p.mode == kNoWeight) return backward_rows<T, OP, kNoWeight>(p, row_begin, row_end);
+    if constexpr (OP != kSumAndDot)  // which is never without weights
+      if (p.mode == kNoWeight) return where_rows<T, OP>(p, row_begin, row_end);
     if constexpr (OP == kSumAndDot && sizeof(T) == sizeof(acc_t<T>)) {
       auto run = [&](auto l, auto n, auto of_head) {
         sum_and_dot_rows<T, l.value, n.value, of_head.value>(p, row_begin, row_end);
