@@ -30,6 +30,11 @@ inline ReduceLayout reduce_layout(const std::vector<int64_t>& kinds) {
   return layout;
 }
 
+inline ShareStrides share_strides(const ReduceLayout& layout, const Tensor& shares, int64_t width) {
+  if (shares.is_cuda()) return {width, layout.rows * width};
+  return {shares.size(0) * width, width};
+}
+
 // Rows of features of `ref`'s dtype and device.
 inline Tensor reduce_rows_of(const char* name, const Tensor& t, int64_t rows, int64_t width, const Tensor& ref) {
   GNNFAST_CHECK(ref.scalar_type() == ScalarType::Float || ref.scalar_type() == ScalarType::Double,
@@ -91,6 +96,7 @@ std::tuple<Tensor, Tensor> multi_reduce_shares(const Tensor& rowptr, const Tenso
   args.ties = ties.const_data_ptr<int32_t>();
   Tensor shares = make_empty(grad, {rows, args.layout.rows * width}, grad.scalar_type());
   Tensor to_shift = make_empty(grad, {need_shift ? rows : 0, width}, grad.scalar_type());
+  args.strides = share_strides(args.layout, shares, width);
   args.shares = shares.mutable_data_ptr();
   args.to_shift = need_shift ? to_shift.mutable_data_ptr() : nullptr;
   if (shares.numel() > 0) Device::multi_reduce_shares(args, grad);
@@ -108,6 +114,7 @@ Tensor multi_reduce_backward(GNNFAST_GRAPH_PARAMS, const Tensor& x_, const Tenso
                shares = reduce_rows_of("shares", shares_, -1, args.layout.rows * args.width, x);
   args.a = check_csr(rowptr, col, perm, schedule, layout, x);
   args.x = x.const_data_ptr();
+  args.strides = share_strides(args.layout, shares, args.width);
   args.shares = shares.const_data_ptr();
   Tensor to_x = make_empty(x, {args.a.num_rows, args.width}, x.scalar_type());
   args.to_x = to_x.mutable_data_ptr();
@@ -132,6 +139,7 @@ Tensor multi_reduce_edges(const Tensor& index_, const Tensor& x_, const Tensor& 
   args.num_rows = shares.size(0);
   args.index = index.const_data_ptr();
   args.x = x.const_data_ptr();
+  args.strides = share_strides(args.layout, shares, args.width);
   args.shares = shares.const_data_ptr();
   Tensor to_x = make_empty(x, {args.num_edges, args.width}, x.scalar_type());
   args.to_x = to_x.mutable_data_ptr();

@@ -49,6 +49,12 @@ struct MultiReduceArgs {
   int32_t* ties;      // [num_rows, ties_rows, F], likewise
 };
 
+// Where `shares` has row `which` of a node: at which * plane + node * stride. A node's rows are neighbours on a GPU; on a CPU
+// each kind has an array of its own, which a cache holds longer.
+struct ShareStrides {
+  int64_t plane, node;
+};
+
 // The first step back.
 struct ReduceSharesArgs {
   ReduceLayout layout;
@@ -57,6 +63,7 @@ struct ReduceSharesArgs {
   const void *grad, *out;  // [num_rows, K, F]
   const void* kept;
   const int32_t* ties;
+  ShareStrides strides;
   void* shares;    // [num_rows, rows, F]
   void* to_shift;  // [num_rows, F] or null
 };
@@ -66,7 +73,8 @@ struct ReduceBackwardArgs {
   Csr a;
   ReduceLayout layout;
   int64_t width;
-  const void* x;       // [num_rows, F]
+  const void* x;  // [num_rows, F]
+  ShareStrides strides;
   const void* shares;  // [num_cols, rows, F]
   void* to_x;          // [num_rows, F]
 };
@@ -77,7 +85,8 @@ struct ReduceEdgesArgs {
   int64_t num_edges, num_rows, width;
   const void* index;  // [E], int32 or int64: rows; one out of range counts as none
   bool index64;
-  const void* x;       // [E, F]
+  const void* x;  // [E, F]
+  ShareStrides strides;
   const void* shares;  // [num_rows, rows, F]
   void* to_x;          // [E, F]
 };

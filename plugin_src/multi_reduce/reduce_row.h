@@ -57,7 +57,8 @@ GNNFAST_ROW void share_out(const ReduceSharesArgs& p, int64_t row, int64_t f) {
           *out = static_cast<const T*>(p.out) + row * l.count * width + f,
           *kept = static_cast<const T*>(p.kept) + row * l.kept_rows * width + f;
   const int32_t* ties = p.ties + row * l.ties_rows * width + f;
-  T* shares = static_cast<T*>(p.shares) + row * l.rows * width + f;
+  T* shares = static_cast<T*>(p.shares) + row * p.strides.node + f;
+  const int64_t plane = p.strides.plane;
   const T degree = static_cast<T>(p.rowptr[row + 1] - p.rowptr[row]), some = degree > 0 ? degree : T{1};
   V linear{}, square{}, of_most{}, of_least{}, most{}, least{};
   for (int k = 0; k < l.count; ++k) {
@@ -87,16 +88,16 @@ GNNFAST_ROW void share_out(const ReduceSharesArgs& p, int64_t row, int64_t f) {
     if (at < 0) return;
     const V count = Io::count(ties + ties_at * width), zero = value == 0 ? V{} + 1 : V{}, share = g / (count + zero);
     to_shift += value == value ? share * count : value;  // as share_of
-    Io::store(shares + at * width, Io::load(kept + kept_at * width));
-    Io::store(shares + (at + 1) * width, share);
+    Io::store(shares + at * plane, Io::load(kept + kept_at * width));
+    Io::store(shares + (at + 1) * plane, share);
   };
   extremum(l.most_at, l.most, l.most_ties, of_most, most);
   extremum(l.least_at, l.least, l.least_ties, of_least, least);
   if (l.square >= 0) {
     linear -= Io::load(kept + l.mean * width) * square;
-    Io::store(shares + l.square * width, square / some);
+    Io::store(shares + l.square * plane, square / some);
   }
-  if (l.linear >= 0) Io::store(shares + l.linear * width, linear / some);
+  if (l.linear >= 0) Io::store(shares + l.linear * plane, linear / some);
   if (p.to_shift) Io::store(static_cast<T*>(p.to_shift) + row * width + f, degree > 0 ? to_shift : V{});
 }
 
@@ -130,9 +131,10 @@ GNNFAST_ROW void edge_backward(const ReduceEdgesArgs& p, int64_t edge, int64_t f
   using T = typename Io::T;
   using V = typename Io::V;
   const int64_t row = row_of(p, edge), at = edge * p.width + f;
-  const T* shares = static_cast<const T*>(p.shares) + (row < 0 ? 0 : row) * p.layout.rows * p.width + f;
+  const T* shares = static_cast<const T*>(p.shares) + (row < 0 ? 0 : row) * p.strides.node + f;
   const V self = Io::load(static_cast<const T*>(p.x) + at);
-  const V found = row < 0 ? V{} : share_of_edge(p.layout, self, [&](int which) { return Io::load(shares + which * p.width); });
+  const V found =
+      row < 0 ? V{} : share_of_edge(p.layout, self, [&](int which) { return Io::load(shares + which * p.strides.plane); });
   Io::store(static_cast<T*>(p.to_x) + at, found);
 }
 
