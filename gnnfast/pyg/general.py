@@ -21,10 +21,10 @@ from gnnfast.pyg import bounded, guards
 from gnnfast.pyg.adjacency import graph_of
 from gnnfast.pyg.aggregations import kinds_of, may_be_several
 from gnnfast.pyg.messages import SPECIAL
-from gnnfast.pyg.rows import Call, existing, may_not_exist
+from gnnfast.pyg.rows import Call, Rows, existing, may_not_exist
 from gnnfast.pyg.verdict import COLLECT, GENERIC, Steps, check_steps
 from gnnfast.reporting import ran
-from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
+from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, LINEAR
 from gnnfast.unsupported import Unsupported
 
 # Edges up to which rows of 4 KiB have nothing to gain, on a CPU and on CUDA: no closer look is taken.
@@ -230,7 +230,7 @@ def _aggregate(
         fused = rows.aggregate_several(messages, module.node_dim, kinds)
         if fused is not None:
             return fused
-        messages = existing(messages)
+        kinds = () if isinstance(messages, Rows) else kinds  # one by one, of rows that need not exist
     if (
         (steps.reduce or kinds)
         and not guards.operand("messages", messages)
@@ -258,14 +258,16 @@ def _aggregate(
 
 
 def _several(module: Any, steps: Steps) -> tuple[str, ...]:
-    """The reductions that PyG's aggregations put side by side; empty if they do something else."""
+    """The reductions that PyG's aggregations put side by side; empty if they do something else, or are sums and means alone, which
+    keep no messages for their gradients."""
     aggregation = module.__dict__["_modules"].get("aggr_module")
     if steps.reduce or not steps.known_aggregate or not may_be_several(aggregation):
         return ()
     try:
-        return kinds_of(aggregation)
+        kinds = kinds_of(aggregation)
     except Unsupported:
         return ()
+    return () if set(kinds) <= set(LINEAR) else kinds
 
 
 class _Reducing(threading.local):
