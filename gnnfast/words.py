@@ -20,7 +20,7 @@ KERNELS = (
     (r"sampled (\w+)", r"\1 over a sample of the edges"),
     (r"linear first", "linear layer before the aggregation"),
     (r"gathers and reductions", "PyG's message() and aggregation, over gnnfast's gathers"),
-    (r"gathers and (\w+)", r"PyG's message(), gathered and reduced (\1) by gnnfast"),
+    (r"gathers and ([\w ]+)", r"PyG's message(), gathered and reduced (\1) by gnnfast"),
     (r"chunks of edges", "PyG's message(), in chunks that fit the memory"),
     (r"edges (\w+)", r"\1 over rows of edges"),
     (r"in parts", "attention in several kernels"),

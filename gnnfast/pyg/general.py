@@ -258,10 +258,16 @@ def _aggregate(
 
 
 def _several(module: Any, steps: Steps) -> tuple[str, ...]:
-    """The reductions that PyG's aggregations put side by side; empty if they do something else, or are sums and means alone, which
-    keep no messages for their gradients."""
-    aggregation = module.__dict__["_modules"].get("aggr_module")
-    if steps.reduce or not steps.known_aggregate or not may_be_several(aggregation):
+    """The reductions that PyG's aggregations put side by side; empty if they do something else, are sums and means alone, which
+    keep no messages for their gradients, or may be sampled."""
+    aggregation, current = module.__dict__["_modules"].get("aggr_module"), settings()
+    if (
+        current.sample != "off"
+        or current.kernel == "sampled"
+        or steps.reduce
+        or not steps.known_aggregate
+        or not may_be_several(aggregation)
+    ):
         return ()
     try:
         kinds = kinds_of(aggregation)

@@ -19,7 +19,7 @@ from gnnfast import features
 from gnnfast.cache import Sightings
 from gnnfast.config import settings
 from gnnfast.dispatch.execute import Linear, aggregate, linear_layer
-from gnnfast.dispatch.select import TINY_ON_CPU, Layer, cannot_win, linear_first, saves_little
+from gnnfast.dispatch.select import FEW_BYTES, TINY_ON_CPU, Layer, cannot_win, linear_first, saves_little
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import guards
@@ -117,12 +117,6 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
         return forward
 
     return make
-
-
-# Bytes of messages and rows of nodes up to which, in training on a GPU, a layer that is not normalised is as fast as PyG writes it:
-# kernels are fewer launches, but their gradients are Python (SAGEConv on 32 to 1,024 molecules, 128 samples: 0.92 to 1.03 of PyG;
-# by torch's operations alone, 0.90 to 1.08).
-FEW_BYTES = 1 << 24
 
 
 def _is_few(x: Any, edge_index: Any) -> bool:

@@ -377,6 +377,16 @@ def test_several_reductions_of_fewer_digits_and_of_heads_are_pygs(device):
     assert not any("several" in kernel for _, kernel, _ in gnnfast.report().kernels)
 
 
+def test_several_reductions_that_may_be_sampled(device):
+    """Each is asked for by itself, as the setting wants it."""
+    edge_index = GRAPHS["hub"]()[0].to(device)
+    layer, x = Layer(plain_rows, ["mean", "max"]).to(device).eval(), torch.randn(50, F, device=device)
+    with gnnfast.override(sample="fastrand", sample_width=16), torch.no_grad():
+        layer(x, edge_index, torch.rand(3000, 1, device=device))
+    assert not any("several" in kernel for _, kernel, _ in gnnfast.report().kernels)
+    assert any(kernel.startswith("sampled") for _, kernel, _ in gnnfast.report().kernels)
+
+
 def plain_rows(m, i, j, attr, at):
     return j
 
