@@ -40,7 +40,7 @@ ADVICE = (
     (r"hooks are registered|global module hooks", "remove the hooks, or register them on the model rather than on the layer"),
     (r"explainer is active", "nothing to do: explainers need PyG's own messages"),
     (r"decomposed_layers", "leave decomposed_layers at 1: gnnfast makes no tensor per edge that would need it"),
-    (r"the adjacency is a", "pass edge_index [2, E], a torch.sparse matrix or a SparseTensor"),
+    (r"the adjacency is a", "pass edge_index [2, E]"),
     (r"edge_index is computed within", "make edge_index an argument of the compiled function"),
     (r"edge_index is torch\.|edge_index is .* of shape", "pass edge_index as [2, E] of int64 or int32"),
     (r"is not contiguous", "call .contiguous() once, before training"),

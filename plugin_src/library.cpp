@@ -42,6 +42,10 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   // edge_relu/edge_relu.h
   m.def("edge_relu(" GNNFAST_GRAPH ", Tensor x, Tensor w, bool train) -> (Tensor, Tensor)");
   m.def("edge_relu_backward(" GNNFAST_GRAPH ", Tensor kept, Tensor grad, bool need_w) -> (Tensor, Tensor)");
+  // edge_gate/edge_gate.h
+  m.def("edge_gate(" GNNFAST_GRAPH ", Tensor[] parts, int[] roles, int[] acts, bool mean) -> Tensor");
+  m.def("edge_gate_backward(" GNNFAST_GRAPH
+        ", Tensor[] parts, int[] roles, int[] acts, Tensor grad, int[] needs, bool transposed) -> Tensor[]");
   // multi_reduce/multi_reduce.h
   m.def("multi_reduce(" GNNFAST_GRAPH ", Tensor x, Tensor? shift, int[] kinds, bool train) -> (Tensor, Tensor, Tensor)");
   m.def(

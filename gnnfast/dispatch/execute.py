@@ -311,13 +311,18 @@ def dot_attention(
     before it."""
     width = held_width(key, heads)
     if weights or not _fuses(dropout, heads) or width is None:
-        alpha = softmax(graph, dot(graph, query, key, heads, place) * scale, place=place)
+        alpha = coefficients(graph, query, key, heads, scale, place)
         kept = torch.nn.functional.dropout(alpha, p=dropout, training=True) if dropout else alpha
         return aggregate(graph, value, kept, "sum", place=place, training=training), alpha
     (query, key, value), narrowed = of_width(width, heads, query, key, value)
     args, needs_grad, seed = _prepare(graph, place, dropout, query, key, value)
     out = call(PAIR_ATTENTION, needs_grad, args, query, key, value, None, heads, scale, float(dropout), seed, needs_grad)
     return narrowed(out), None
+
+
+def coefficients(graph: Graph, query: Tensor, key: Tensor, heads: int, scale: float, place: str) -> Tensor:
+    """The softmax of ``scale`` times ``<query[dst], key[src]>`` per head over the in-edges of each node: ``[E, H]``."""
+    return softmax(graph, dot(graph, query, key, heads, place) * scale, place=place)
 
 
 def gatv2_attention(

@@ -92,26 +92,31 @@ class OfEdges(NamedTuple):
 
 class Parts(NamedTuple):
     """What is peculiar to a layer: what its message is, a parameter of the dtype of the others, those of its linear layers of which
-    one row must be there, how it goes on, and whether its ``forward`` takes a ``size``."""
+    one row must be there, how it goes on, whether its ``forward`` takes a ``size``, and whether the coefficients that it returns are
+those after a dropout that kernels draw otherwise."""
 
     message: Any
     parameter: str | None
     linears: tuple[tuple[str, ...], ...]
     forward: Callable[..., Any]
     takes_size: bool = False
-    serves_weights: bool = False
+    drops_weights: bool = False
     serves_edge_features: bool = False
 
 
 def _check(known: Any, parts: Parts, module: Any, pair: Any, edge_index: Any, edge_attr: Any, size: Any, weights: Any) -> None:
     """Raises Unsupported if the layer is not what PyG wrote, or kernels do not take its operands."""
     reason = guards.context()
-    if reason or len(pair) != 2 or size is not None or weights not in ((None, True) if parts.serves_weights else (None,)):
+    if reason or len(pair) != 2 or weights not in (None, True):
         raise Unsupported(reason or "an argument is not served")
     check_layer(known, parts, module)
     own = module.__dict__
     like = pair[0] if parts.parameter is None else own["_parameters"].get(parts.parameter)
     _check_tensors(pair, like, edge_index)
+    if size is not None and (type(size) not in (tuple, list) or [*size] != [pair[0].shape[0], pair[1].shape[0]]):
+        raise Unsupported("size is not that of the features")
+    if weights and parts.drops_weights and _dropout(module):
+        raise Unsupported("the coefficients that are returned are those after dropout")
     edge_layer = own["_modules"].get("lin_edge")
     if edge_attr is not None or (edge_layer is not None and parts.message is DOT_ATTENTION):
         if not parts.serves_edge_features:
@@ -288,14 +293,18 @@ def _gat(module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: T
             weights=bool(weights),
         )
     out = finish(module, out, res, alpha is None)
-    if weights:
-        assert alpha is not None
-        if module.add_self_loops:
-            copy = looped.clone()
-            cache.add_copy(copy, looped)
-            looped = copy
-        return out, (looped, alpha.clone())  # theirs alone: the layer keeps its own for the backward pass
-    return out
+    return _with_weights(module, out, looped, alpha) if weights else out
+
+
+def _with_weights(module: Any, out: Tensor, looped: Tensor, alpha: Tensor | None) -> Any:
+    """What a layer returns that is asked for its coefficients ``[E, H]``: users get their own, as the layer needs its in the backward
+    pass."""
+    assert alpha is not None
+    if getattr(module, "add_self_loops", False):
+        copy = looped.clone()
+        cache.add_copy(copy, looped)
+        looped = copy
+    return out, (looped, alpha.clone())
 
 
 def _edge_scores(module: Any, given: OfEdges, graph: Any, looped: Tensor) -> Tensor:
@@ -336,12 +345,15 @@ def _gatv2(
     out = None
     if fits and att.shape == (1, heads, width):
         out = execute.gatv2_attention(graph, right, left, att.view(-1), heads, module.negative_slope, _dropout(module), place=place)
-    fused = out is not None
-    if out is None:
+    fused, alpha = out is not None, None
+    if out is None or weights:
         looped, _ = _as_pyg_lists(module, (left.shape[0], right.shape[0]), looped, None)
         both = left.view(-1, heads, width), right.view(-1, heads, width)
-        out = module.propagate(looped, x=both, alpha=module.edge_updater(looped, x=both, edge_attr=None)).view(-1, shape)
-    return finish(module, out, res, fused)
+        alpha = module.edge_updater(looped, x=both, edge_attr=None)
+        # Not of these where there is a kernel: a layer's output must not depend on whether coefficients are asked for.
+        out = module.propagate(looped, x=both, alpha=alpha).view(-1, shape) if out is None else out
+    out = finish(module, out, res, fused)
+    return _with_weights(module, out, looped, alpha) if weights else out
 
 
 def _transformer(
@@ -353,23 +365,29 @@ def _transformer(
     alpha = None
     fits = all(_is_plain(t, (n, shape), pair[0]) for n, t in zip(rows, (query, key, value)))
     if fits and given is not None:
-        out, fused = _of_edges_too(module, query, key, value, graph, given, place), False
+        (out, alpha), fused = _of_edges_too(module, query, key, value, graph, given, place), False
     elif fits:
+        scale = 1 / math.sqrt(width)
         out, alpha = execute.dot_attention(
-            graph, query, key, value, heads, 1 / math.sqrt(width), _dropout(module), place=place, training=module.training
+            graph, query, key, value, heads, scale, _dropout(module), place=place, training=module.training
         )
         fused = alpha is None
+        if fused and weights:
+            alpha = execute.coefficients(graph, query, key, heads, scale, place)
     else:
         parts = {"query": query, "key": key, "value": value}
         edge_attr = None if given is None else given.attr
         out = module.propagate(looped, **{name: t.view(-1, heads, width) for name, t in parts.items()}, edge_attr=edge_attr)
-        module._alpha, fused = None, False
-    return finish_transformer(module, out, pair[1], fused)
+        alpha, module._alpha, fused = module._alpha, None, False
+    out = finish_transformer(module, out, pair[1], fused)
+    return _with_weights(module, out, looped, alpha) if weights else out
 
 
-def _of_edges_too(module: Any, query: Tensor, key: Tensor, value: Tensor, graph: Any, given: OfEdges, place: str) -> Tensor:
+def _of_edges_too(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, graph: Any, given: OfEdges, place: str
+) -> tuple[Tensor, Tensor]:
     """Attention whose edges have features that are added to keys and values: scores and sums of edges' own, beside those of nodes.
-    Narrow features are not multiplied: queries are, and their sums."""
+    Narrow features are not multiplied: queries are, and their sums. And the coefficients before dropout."""
     heads, width, lin = module.heads, module.out_channels, module.lin_edge
     of_edges: Graph = given.found
     narrow = given.attr.shape[1] <= width
@@ -377,12 +395,13 @@ def _of_edges_too(module: Any, query: Tensor, key: Tensor, value: Tensor, graph:
     rows = given.attr.repeat(1, heads) if narrow else lin(given.attr)
     asked = torch.einsum("nhc,hcd->nhd", query.view(-1, heads, width), weight).flatten(1) if narrow else query
     score = execute.dot(graph, query, key, heads, place) + execute.dot(of_edges, asked.contiguous(), rows, heads, place)
-    alpha = _dropped(module, softmax(graph, score / math.sqrt(width), place=place))
+    alpha = softmax(graph, score / math.sqrt(width), place=place)
+    dropped = _dropped(module, alpha)
     how: Any = dict(place=place, training=module.training)
-    of_rows = execute.aggregate(of_edges, rows, alpha, "sum", **how)
+    of_rows = execute.aggregate(of_edges, rows, dropped, "sum", **how)
     if narrow:
         of_rows = torch.einsum("nhd,hcd->nhc", of_rows.view(-1, heads, weight.shape[2]), weight).flatten(1)
-    return execute.aggregate(graph, value, alpha, "sum", **how) + of_rows
+    return execute.aggregate(graph, value, dropped, "sum", **how) + of_rows, alpha
 
 
 def finish_transformer(module: Any, out: Tensor, x_dst: Tensor, fused: bool) -> Tensor:
@@ -443,10 +462,8 @@ def _is_plain(t: Any, shape: tuple[int, int], like: Tensor) -> bool:
 
 
 _ALPHA = Message("x", "alpha", "unsqueeze", False)
-GAT = Parts(
-    _ALPHA, "att_src", (("lin",), ("lin_src", "lin_dst")), _gat, takes_size=True, serves_weights=True, serves_edge_features=True
-)
-GATV2 = Parts(_ALPHA, "att", (("lin_l", "lin_r"),), _gatv2)
+GAT = Parts(_ALPHA, "att_src", (("lin",), ("lin_src", "lin_dst")), _gat, takes_size=True, serves_edge_features=True)
+GATV2 = Parts(_ALPHA, "att", (("lin_l", "lin_r"),), _gatv2, drops_weights=True)
 TRANSFORMER = Parts(
     DOT_ATTENTION, None, (("lin_query", "lin_key", "lin_value", "lin_skip"),), _transformer, serves_edge_features=True
 )

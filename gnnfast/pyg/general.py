@@ -21,7 +21,7 @@ from gnnfast.pyg import bounded, guards
 from gnnfast.pyg.adjacency import graph_of
 from gnnfast.pyg.aggregations import kinds_of, may_be_several
 from gnnfast.pyg.messages import SPECIAL
-from gnnfast.pyg.rows import Call, Rows, existing, may_not_exist
+from gnnfast.pyg.rows import Call, existing, may_not_exist
 from gnnfast.pyg.verdict import COLLECT, GENERIC, Steps, check_steps
 from gnnfast.reporting import ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, LINEAR
@@ -116,6 +116,8 @@ def _collect(
 
 def _graph(module: Any, edge_index: Tensor, sizes: list[Any]) -> Graph:
     to_target = module.flow == "source_to_target"
+    if len(sizes) != 2:
+        raise Unsupported("size is not a pair")
     num_src, num_dst = sizes if to_target else sizes[::-1]
     num_src, num_dst = num_dst if num_src is None else num_src, num_src if num_dst is None else num_dst
     if num_dst is None:
@@ -230,7 +232,10 @@ def _aggregate(
         fused = rows.aggregate_several(messages, module.node_dim, kinds)
         if fused is not None:
             return fused
-        kinds = () if isinstance(messages, Rows) else kinds  # one by one, of rows that need not exist
+        if rows.any_reduction(messages):
+            kinds = ()  # one by one
+        else:
+            messages = existing(messages)
     if (
         (steps.reduce or kinds)
         and not guards.operand("messages", messages)

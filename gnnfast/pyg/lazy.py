@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gnnfast.dispatch import edges, execute
+from gnnfast.dispatch import edges, execute, gates
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.pyg.guards import PLAIN
 from gnnfast.pyg.layers import REORDERED
-from gnnfast.pyg.rows import HANDLERS, Call, Gathered, Joined, Pair, Plus, Rows, Weighted, kind_of
+from gnnfast.pyg.rows import HANDLERS, Gate, Gathered, Joined, Pair, Plus, Projected, Rows, Term, Weighted, kind_of, saves
 from gnnfast.types import FEATURE_DTYPES
 
 
@@ -86,17 +86,12 @@ def _flatten(t: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
     return _seen_as(t, (*tail[: start - 1], math.prod(tail[start - 1 : end]), *tail[end:])) if start else NotImplemented
 
 
-def _saves(kind: Any) -> bool:
-    """Whether there are fewer nodes than edges."""
-    return isinstance(kind, Gathered) and kind.x.shape[0] <= kind.call.edges
-
-
 def _by_row(function: Any) -> Callable[..., Any]:
     """For functions of each element, whose gradient is finite wherever the function is: nodes without edges must not matter."""
 
     def handler(t: Any, *args: Any, **kwargs: Any) -> Any:
         kind = kind_of(t)
-        if not _saves(kind) or any(isinstance(a, Tensor) for a in (*args, *kwargs.values())):
+        if not saves(kind) or any(isinstance(a, Tensor) for a in (*args, *kwargs.values())):
             return NotImplemented
         return kind.of(function(kind.kept(), *args, **kwargs))
 
@@ -104,20 +99,39 @@ def _by_row(function: Any) -> Callable[..., Any]:
 
 
 for _function in (
-    *(getattr(where, name) for name in ("sigmoid", "tanh", "abs", "neg") for where in (torch, Tensor)),
-    *(functional.leaky_relu, functional.elu, functional.silu, functional.gelu, functional.softplus),
+    *(getattr(where, name) for name in ("abs", "neg") for where in (torch, Tensor)),
+    *(functional.leaky_relu, functional.elu, functional.gelu),
     Tensor.__neg__,
 ):
     HANDLERS[_function] = _by_row(_function)
 
 
-_relu_by_row = _by_row(torch.relu)
+def _activation(function: Any, name: str) -> Any:
+    """For those of which there are kernels: of sums of what both ends and the edge give."""
+    by_row = _by_row(function)
+
+    def handler(t: Any, *args: Any, **kwargs: Any) -> Any:
+        kind = kind_of(t)
+        if kind is None or isinstance(kind, Gathered):
+            return by_row(t, *args, **kwargs)
+        if isinstance(kind, Plus) and name == "relu" and not kind.relu:
+            return Plus(kind.rows, kind.edge_rows, True)
+        term = None if args or kwargs.keys() - {"inplace"} or not gates.takes(kind.like) else Term.of(kind)
+        if term is None or term.act != "identity":
+            return NotImplemented
+        return Gate(Term(term.src, term.scale, term.shift, term.edge, term.own, name))
+
+    return handler
 
 
-@_handles(functional.relu, torch.relu, Tensor.relu)
-def _relu(t: Any, inplace: bool = False) -> Any:
-    kind = kind_of(t)
-    return Plus(kind.rows, kind.edge_rows, True) if isinstance(kind, Plus) else _relu_by_row(t)
+for _name, _functions in {
+    "relu": (functional.relu, torch.relu, Tensor.relu),
+    "sigmoid": (torch.sigmoid, Tensor.sigmoid, functional.sigmoid),
+    "tanh": (torch.tanh, Tensor.tanh, functional.tanh),
+    "softplus": (functional.softplus,),
+    "silu": (functional.silu,),
+}.items():
+    HANDLERS.update((_function, _activation(_function, _name)) for _function in _functions)
 
 
 @_handles(functional.linear)
@@ -129,7 +143,10 @@ def _linear(t: Any, weight: Any, bias: Any = None) -> Any:
         return NotImplemented
     if isinstance(kind, Joined) and weight.shape[1] == kind.shape[1]:
         return _linear_of_parts(kind, weight, bias)
-    return kind.of(functional.linear(kind.kept(), weight, bias)) if _saves(kind) else NotImplemented
+    if isinstance(kind, Gathered):
+        return kind.of(functional.linear(kind.kept(), weight, bias)) if saves(kind) else NotImplemented
+    gate = Gate.of(kind) if gates.takes(kind.like) and weight.shape[1] == kind.shape[-1] else None
+    return NotImplemented if gate is None or len(gate.shape) != 2 else Projected(gate, weight, bias)
 
 
 def _linear_of_parts(joined: Joined, weight: Tensor, bias: Tensor | None) -> Any:
@@ -151,19 +168,8 @@ def _linear_of_parts(joined: Joined, weight: Tensor, bias: Tensor | None) -> Any
         side = next(iter(by_side))
         by_side[side] = by_side[side] + bias
     joined.call.gained = True
-    both = joined_ends(joined.call, by_side)
-    return both if total is None else total.add_(both)
-
-
-def joined_ends(call: Call, by_side: dict[int, Tensor]) -> Tensor:
-    """The sum of rows ``[nodes, F]`` at the ends of each edge, ``[E, F]``."""
-    if len(by_side) == 1:
-        ((side, x),) = by_side.items()
-        return edges.gather(x, call.ends, side)
-    dst, src = by_side[BY_DST], by_side[BY_SRC]
-    if not dst.is_cuda:
-        return edges.combine(dst, src, call.ends, BY_DST, "add")
-    return edges.gather(dst, call.ends, BY_DST) + edges.gather(src, call.ends, BY_SRC)
+    src, dst = (Gathered(joined.call, by_side[side], side, True) if side in by_side else None for side in (BY_SRC, BY_DST))
+    return Gate(Term(src, shift=dst, edge=total, own=True))
 
 
 @_handles(torch.cat, torch.concat)
@@ -174,9 +180,11 @@ def _cat(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     for t in tensors:
         kind = kind_of(t)
         part = (t.clone() if t.is_inference() else t) if kind is None and type(t) is Tensor else kind
+        if isinstance(part, (Pair, Plus, Gate)):  # of which nothing can be said at nodes
+            part = t.value()
         if not isinstance(part, (Gathered, Tensor)) or t.dim() != 2:
             return NotImplemented
-        if isinstance(part, Gathered) and not _saves(part):
+        if isinstance(part, Gathered) and not saves(part):
             return NotImplemented
         parts.append(part)
     gathered = [p for p in parts if isinstance(p, Gathered)]
@@ -189,7 +197,7 @@ def _cat(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
 @_handles(Tensor.matmul, torch.matmul, Tensor.mm, torch.mm, Tensor.__matmul__)
 def _matmul(t: Any, weight: Any) -> Any:
     kind = kind_of(t)
-    if not _saves(kind) or type(weight) not in PLAIN or weight.dim() != 2 or kind.x.dtype not in REORDERED:
+    if not saves(kind) or type(weight) not in PLAIN or weight.dim() != 2 or kind.x.dtype not in REORDERED:
         return NotImplemented
     return NotImplemented if torch.is_autocast_enabled(weight.device.type) else kind.of(kind.kept().matmul(weight))
 
@@ -210,8 +218,28 @@ def _mul(a: Any, b: Any) -> Any:
             return _weighted(kind, of_other.value())
         return _pair(kind, of_other, "mul")
     if _is_number(other) or _is_of_all(other, kind):
-        return kind.of(kind.kept() * other) if _saves(kind) else NotImplemented
-    return _weighted(kind, other)
+        return kind.of(kind.kept() * other) if saves(kind) else NotImplemented
+    found = _weighted(kind, other)
+    return _product(kind, other if of_other is None else of_other) if found is NotImplemented else found
+
+
+def _product(a: Any, b: Any) -> Any:
+    """Of gates, or of one and rows of edges, or a number for each edge, ``b``."""
+    gate = Gate.of(a)
+    if gate is None or not gates.takes(gate.like):
+        return NotImplemented
+    if type(b) is Tensor and not _is_of_edges(b, a):
+        is_weight = tuple(b.shape) == (gate.shape[0], *(1,) * (len(gate.shape) - 1)) and not b.is_inference()
+        if not is_weight or b.dtype is not gate.like.dtype or b.device != gate.like.device:
+            return NotImplemented
+        gate.check()
+        weight = b.view(-1) if gate.weight is None else gate.weight * b.view(-1)
+        return Gate(*gate.terms, weight=weight)
+    if type(b) is not Tensor and (a.shape != b.shape or a.like.dtype is not b.like.dtype):
+        return NotImplemented
+    other = Gate(Term(edge=b)) if type(b) is Tensor else Gate.of(b)
+    product = None if other is None else gate.times(other)
+    return NotImplemented if product is None else product
 
 
 def _pair(a: Any, b: Any, how: str) -> Any:
@@ -219,7 +247,7 @@ def _pair(a: Any, b: Any, how: str) -> Any:
     if a.shape != b.shape or a.x.dtype is not b.x.dtype:
         return NotImplemented
     if a.side == b.side:
-        return a.of(getattr(a.kept(), how)(b.kept())) if _saves(a) else NotImplemented
+        return a.of(getattr(a.kept(), how)(b.kept())) if saves(a) else NotImplemented
     if math.prod(a.shape[1:]) < WIDE:
         return NotImplemented
     a.call.gained |= not a.x.is_cuda
@@ -243,13 +271,15 @@ def _added(a: Any, b: Any, how: str) -> Any:
     kinds = kind_of(a), kind_of(b)
     if isinstance(kinds[0], Gathered) and isinstance(kinds[1], Gathered):
         return _pair(*kinds, how)
-    if kinds[0] is not None and _saves(kinds[0]) and (_is_number(b) or _is_of_all(b, kinds[0])):
+    if kinds[0] is not None and saves(kinds[0]) and (_is_number(b) or _is_of_all(b, kinds[0])):
         return kinds[0].of(getattr(kinds[0].x, how)(b))
     if how == "add":
         for kind, other in zip(kinds, (b, a)):
             if _is_of_edges(other, kind):
-                return Plus(kind, other)
-    if how == "add" and kinds[1] is not None and _saves(kinds[1]) and (_is_number(a) or _is_of_all(a, kinds[1])):
+                return Plus(kind, other) if isinstance(kind, Gathered) and kind.side == BY_SRC else _total(kind, Term(edge=other))
+        if None not in kinds and kinds[0].shape == kinds[1].shape and kinds[0].like.dtype is kinds[1].like.dtype:
+            return _total(*kinds)
+    if how == "add" and kinds[1] is not None and saves(kinds[1]) and (_is_number(a) or _is_of_all(a, kinds[1])):
         return kinds[1].of(kinds[1].x.add(a))
     return NotImplemented
 
@@ -257,23 +287,29 @@ def _added(a: Any, b: Any, how: str) -> Any:
 @_handles(Tensor.div, torch.div, Tensor.true_divide, Tensor.__truediv__)
 def _div(a: Any, b: Any, **kwargs: Any) -> Any:
     kind = kind_of(a)
-    if kwargs or kind is None or not _saves(kind) or not _is_number(b):
+    if kwargs or kind is None or not saves(kind) or not _is_number(b):
         return NotImplemented
     return kind.of(kind.x / b)
 
 
+def _total(kind: Any, other: Any) -> Any:
+    """The sum of what both ends and the edge give."""
+    terms = Term.of(kind), other if isinstance(other, Term) else Term.of(other)
+    total = None if None in terms or not gates.takes(kind.like) else terms[0].plus(terms[1])
+    return NotImplemented if total is None else Gate(total)
+
+
 def _is_of_edges(t: Any, kind: Any) -> bool:
-    """Whether a tensor has a row for each edge, as rows at sources have."""
+    """Whether a tensor has a row for each edge, as rows of nodes at their ends have."""
     return (
         type(t) is Tensor
-        and isinstance(kind, Gathered)
-        and kind.side == BY_SRC
-        and kind.x.dim() == 2
-        and kind.x.dtype in FEATURE_DTYPES
+        and isinstance(kind, (Gathered, Pair, Plus, Gate))
+        and kind.like.dim() == 2
+        and kind.like.dtype in FEATURE_DTYPES
         and t.layout is torch.strided
         and tuple(t.shape) == kind.shape
-        and t.dtype is kind.x.dtype
-        and t.device == kind.x.device
+        and t.dtype is kind.like.dtype
+        and t.device == kind.like.device
         and not t.is_inference()
     )
 
@@ -329,12 +365,12 @@ def _sum(t: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
         return NotImplemented
     dim %= t.dim()
     if isinstance(kind, Gathered):
-        return kind.of(kind.x.sum(dim, keepdim)) if _saves(kind) else NotImplemented
+        return kind.of(kind.x.sum(dim, keepdim)) if saves(kind) else NotImplemented
     if isinstance(kind, Pair) and kind.how == "mul" and dim == t.dim() - 1 and kind.a.x.dtype in FEATURE_DTYPES:
         return _dot(kind, keepdim)
     if not isinstance(kind, Weighted) or kind.heads_summed or keepdim:
         return NotImplemented
-    if kind.heads == 1 and _saves(kind.rows):
+    if kind.heads == 1 and saves(kind.rows):
         x = kind.rows.x.reshape(-1, *kind.tail).sum(dim)
         return Weighted(kind.rows.of(x), kind.weight, 1, x.shape[1:])
     if dim == 1 and len(kind.tail) == 2 and kind.tail[0] == kind.heads:

@@ -19,14 +19,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from gnnfast import _native
-from gnnfast.dispatch import edges, execute, several
+from gnnfast.dispatch import edges, execute, gates, several
 from gnnfast.graph import Graph
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.stream import is_capturing
+from gnnfast.types import ACTIVATIONS, LINEAR
 
 if _native.cpu.loaded:
     from gnnfast.ops.convert import derived
+    from gnnfast.ops.edge_gate import FUNCTIONS
 
 
 class Exists(BaseException):
@@ -58,8 +60,8 @@ class Call:
     def aggregate(self, messages: Any, dim: int, reduce: str) -> Tensor | None:
         """The reduction of messages along a dimension, if they do not have to exist for it."""
         kind = kind_of(messages)
-        fits = isinstance(kind, (Weighted, Plus)) or (isinstance(kind, Gathered) and kind.side == BY_SRC)
-        if not fits or dim not in (0, -messages.dim()):
+        fits = not isinstance(kind, (Gathered, Joined)) or (isinstance(kind, Gathered) and kind.side == BY_SRC)
+        if kind is None or not fits or dim not in (0, -messages.dim()):
             return None
         found: Tensor | None = kind.aggregate(reduce, self.module.training)
         self.gained |= found is not None
@@ -73,6 +75,10 @@ class Call:
         x = kind.x.clone() if self.grad_enabled and kind.x.requires_grad and not kind.own else kind.x
         self.gained = True
         return several.reduce_shifted(self.ends.towards(BY_DST), x, None, kinds, self.place)
+
+    def any_reduction(self, messages: Any) -> bool:
+        """Whether there are kernels for each reduction of messages, so that they never have to exist."""
+        return isinstance(kind_of(messages), (Gathered, Weighted))
 
     def is_destinations(self, index: Any) -> bool:
         """Whether ids are the destinations of the edges."""
@@ -130,6 +136,11 @@ class Gathered:
             return self.x
         used = _used(self.call.ends.towards(self.side))
         return torch.where(used.view(-1, *(1,) * (self.x.dim() - 1)), self.x, 0)
+
+    def saved(self) -> Tensor:
+        """The same for kernels, which read no rows of nodes without edges: ``[nodes, F]``."""
+        x = self.x.reshape(self.x.shape[0], -1)
+        return x if self.own or not self.call.grad_enabled else x.clone(memory_format=torch.contiguous_format)
 
     def of(self, x: Tensor) -> Gathered:
         """Other rows of the same nodes, which nobody else has."""
@@ -215,6 +226,11 @@ class Pair:
         a, b = ((k.kept() if self.how == "mul" else k.x).flatten(1).contiguous() for k in (self.a, self.b))
         return edges.combine(a, b, self.call.ends, self.a.side, self.how).view(self.shape)
 
+    def aggregate(self, reduce: str, training: bool) -> Tensor | None:
+        """The sum or mean at each destination."""
+        gate = Gate.of(self)
+        return None if gate is None else gate.aggregate(reduce, training)
+
 
 class Plus:
     """Rows at sources plus rows of edges ``[E, F]``, or, if ``relu``, its ReLU."""
@@ -240,10 +256,11 @@ class Plus:
         return out.relu() if self.relu else out
 
     def aggregate(self, reduce: str, training: bool) -> Tensor | None:
-        """The sum at each destination, of whose messages there is a kernel for a ReLU."""
+        """The sum or mean at each destination."""
         self.check()
         if reduce != "sum" or not self.relu:
-            return None
+            gate = Gate.of(self)
+            return None if gate is None else gate.aggregate(reduce, training)
         graph = self.call.ends.towards(BY_DST)
         return execute.edge_relu(graph, self.rows.x, self.edge_rows.contiguous(), place=self.call.place)
 
@@ -276,12 +293,205 @@ class Joined:
         return torch.cat([p.now() if isinstance(p, Gathered) else p for p in self.parts], 1)
 
 
+class Term:
+    """``act(scale * src + shift + edge)`` of the rows of sources, of destinations twice, and of edges, without what is ``None``.
+    Nobody else has the ``edge`` if it is ``own``."""
+
+    def __init__(
+        self,
+        src: Gathered | None = None,
+        scale: Gathered | None = None,
+        shift: Gathered | None = None,
+        edge: Tensor | None = None,
+        own: bool = False,
+        act: str = "identity",
+    ) -> None:
+        self.src, self.scale, self.shift, self.edge, self.own, self.act = src, scale, shift, edge, own, act
+        self.version = None if edge is None else _version(edge)
+
+    @property
+    def ends(self) -> list[Gathered]:
+        return [kind for kind in (self.src, self.scale, self.shift) if kind is not None]
+
+    @staticmethod
+    def of(kind: Any) -> Term | None:
+        """What rows are, if they are one; nothing is computed but negatives at nodes, of which there must be fewer than edges."""
+        if isinstance(kind, Gate):
+            return kind.terms[0] if len(kind.terms) == 1 and kind.weight is None else None
+        if isinstance(kind, Gathered):
+            return Term(kind) if kind.side == BY_SRC else Term(shift=kind)
+        if isinstance(kind, Plus):
+            return Term(kind.rows, edge=kind.edge_rows, act="relu" if kind.relu else "identity")
+        if not isinstance(kind, Pair) or not saves(kind.a, kind.b):
+            return None
+        b = kind.b.of(-kind.b.kept()) if kind.how == "sub" else kind.b
+        src, dst = (kind.a, b) if kind.a.side == BY_SRC else (b, kind.a)
+        return Term(src, scale=dst) if kind.how == "mul" else Term(src, shift=dst)
+
+    def plus(self, other: Term) -> Term | None:
+        """The sum of both, neither of which has an activation."""
+        if self.act != "identity" or other.act != "identity" or (self.src and other.src and (self.scale or other.scale)):
+            return None
+        if not saves(*self.ends, *other.ends):
+            return None
+
+        def total(a: Gathered | None, b: Gathered | None) -> Gathered | None:
+            return a.of(a.kept() + b.kept()) if a and b else a or b
+
+        edge, own = (self.edge, self.own) if self.edge is not None else (other.edge, other.own)
+        if self.edge is not None and other.edge is not None:
+            edge, own = self.edge + other.edge, True
+        return Term(total(self.src, other.src), self.scale or other.scale, total(self.shift, other.shift), edge, own)
+
+    def check(self) -> None:
+        if self.edge is not None and _version(self.edge) != self.version:  # somebody has written into it since
+            raise Exists
+
+    def value(self) -> Tensor:
+        self.check()
+        src, scale, shift = self.src, self.scale, self.shift
+        out, fresh = None, True
+        if src is not None and (scale is not None or shift is not None):
+            out = Pair(src, scale or shift, "mul" if scale else "add").value()  # type: ignore[arg-type]
+            if scale is not None and shift is not None:
+                out = out.add_(shift.now())
+        elif src is not None or shift is not None:
+            one = src or shift
+            out, fresh = one.now(), one.source is None  # type: ignore[union-attr]
+        if self.edge is not None:
+            out = self.edge if out is None else out.add_(self.edge) if fresh else out + self.edge
+        assert out is not None
+        return out if self.act == "identity" else FUNCTIONS[ACTIVATIONS[self.act]](out)  # type: ignore[no-any-return]
+
+    def factor(self) -> gates.Factor:
+        """The operands of a kernel."""
+        self.check()
+        edge = self.edge
+        if edge is not None:
+            edge = edge.reshape(edge.shape[0], -1)
+            if not self.own and torch.is_grad_enabled():  # a framework that keeps the sum allows users to write into theirs
+                edge = edge.clone(memory_format=torch.contiguous_format)
+        return gates.Factor(*(None if kind is None else kind.saved() for kind in (self.src, self.scale, self.shift)), edge, self.act)
+
+
+class Gate:
+    """The product of one or two terms and, if given, a ``weight [E]``."""
+
+    def __init__(self, *terms: Term, weight: Tensor | None = None) -> None:
+        self.terms, self.weight, self.version = terms, weight, None if weight is None else _version(weight)
+
+    @staticmethod
+    def of(kind: Any) -> Gate | None:
+        """What rows are, if they are one."""
+        if isinstance(kind, Gate):
+            return kind
+        if isinstance(kind, Weighted):
+            is_one = kind.heads == 1 and not kind.heads_summed and kind.tail == tuple(kind.rows.x.shape[1:])
+            return Gate(Term(kind.rows), weight=kind.weight.view(-1)) if is_one else None
+        term = Term.of(kind)
+        return None if term is None else Gate(term)
+
+    def times(self, other: Gate) -> Gate | None:
+        """The product of both."""
+        terms = *self.terms, *other.terms
+        if len(terms) > gates.MOST_FACTORS:
+            return None
+        self.check()
+        other.check()
+        weights = [g.weight for g in (self, other) if g.weight is not None]
+        return Gate(*terms, weight=math.prod(weights[1:], start=weights[0]) if weights else None)
+
+    @property
+    def ends(self) -> list[Gathered]:
+        return [kind for term in self.terms for kind in term.ends]
+
+    call = property(lambda self: self.ends[0].call)
+    like = property(lambda self: self.ends[0].x)
+    shape = property(lambda self: self.ends[0].shape)
+
+    @property
+    def requires_grad(self) -> bool:
+        of_edges = [self.weight, *(term.edge for term in self.terms)]
+        return any(t.requires_grad for t in (*(kind.x for kind in self.ends), *of_edges) if t is not None)
+
+    def check(self) -> None:
+        if self.weight is not None and _version(self.weight) != self.version:  # somebody has written into it since
+            raise Exists
+
+    def value(self) -> Tensor:
+        self.check()
+        out = math.prod((term.value() for term in self.terms[1:]), start=self.terms[0].value())
+        return out if self.weight is None else out * self.weight.view(-1, *(1,) * (out.dim() - 1))
+
+    def aggregate(self, reduce: str, training: bool) -> Tensor | None:
+        """The reduction at each destination; of an extremum, if it is one of weighted rows."""
+        if not gates.takes(self.like) or not saves(*self.ends):
+            return None
+        self.check()
+        if reduce not in LINEAR:
+            return self._extremum(reduce, training)
+        factors, weight = tuple(term.factor() for term in self.terms), self.weight
+        if weight is not None and torch.is_grad_enabled():
+            weight = weight.clone()
+        out = gates.gate(self.call.ends.towards(BY_DST), factors, weight, reduce, self.call.place)
+        return edges.shaped(out, self.shape[1:])
+
+    def _extremum(self, reduce: str, training: bool) -> Tensor | None:
+        rows = [n for n, term in enumerate(self.terms) if term.act == "identity" and term.ends == [term.src] and term.edge is None]
+        if len(self.terms) == 1 or not rows:
+            return None
+        src = self.terms[rows[0]].src
+        assert src is not None
+        weight = self.terms[1 - rows[0]].value().flatten(1)
+        weight = weight if self.weight is None else weight * self.weight.unsqueeze(1)
+        return Weighted(src, weight, weight.shape[1], self.shape[1:]).aggregate(reduce, training)
+
+
+class Projected:
+    """``functional.linear`` of a sum's messages, which may as well be done to the sum."""
+
+    def __init__(self, of: Gate, weight: Tensor, bias: Tensor | None) -> None:
+        self.of, self.weight, self.bias = of, weight, bias
+        self.versions = _version(weight), None if bias is None else _version(bias)
+
+    call = property(lambda self: self.of.call)
+    like = property(lambda self: self.of.like)
+    shape = property(lambda self: (*self.of.shape[:-1], self.weight.shape[0]))
+
+    @property
+    def requires_grad(self) -> bool:
+        return any(t.requires_grad for t in (self.of, self.weight, self.bias) if t is not None)
+
+    def check(self) -> None:
+        if self.versions != (_version(self.weight), None if self.bias is None else _version(self.bias)):
+            raise Exists
+
+    def value(self) -> Tensor:
+        self.check()
+        return functional.linear(self.of.value(), self.weight, self.bias)
+
+    def aggregate(self, reduce: str, training: bool) -> Tensor | None:
+        """The sum or mean at each destination."""
+        self.check()
+        out = self.of.aggregate(reduce, training)
+        if out is None or self.bias is None:
+            return None if out is None else functional.linear(out, self.weight)
+        degree = several.degrees(self.call.ends.towards(BY_DST), out.dtype)
+        times = degree if reduce == "sum" else degree.clamp(max=1)
+        return torch.addmm(times * self.bias, out, self.weight.t())
+
+
+def saves(*kinds: Any) -> bool:
+    """Whether these are rows of nodes, of which there are fewer than edges."""
+    return all(isinstance(kind, Gathered) and kind.x.shape[0] <= kind.call.edges for kind in kinds)
+
+
 def _version(t: Tensor) -> int | None:
     """By which writes are noticed; ``None`` where torch counts none."""
     return None if t.is_inference() else t._version
 
 
-Kind = Gathered | Weighted | Pair | Plus | Joined
+Kind = Gathered | Weighted | Pair | Plus | Joined | Gate | Projected
 
 
 # ---- what message() sees -----------------------------------------------------------------------------------------------------

@@ -368,6 +368,71 @@ def test_what_a_user_changes_of_gatv2_runs(change, device):
     assert relative_error(found, expected) < 1e-5
 
 
+@pytest.mark.parametrize("graph", ["random", "hub", "self_loops_and_duplicates"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (nn.GATConv, {}),
+        (nn.GATConv, {"edge_dim": 3}),
+        (nn.GATv2Conv, {"residual": True}),
+        (nn.GATv2Conv, {"share_weights": True, "concat": False}),
+        (nn.TransformerConv, {"beta": True}),
+        (nn.TransformerConv, {"edge_dim": 3}),
+    ],
+)
+def test_what_else_is_asked_for_changes_no_output(make, options, dtype, graph, device):
+    """Coefficients beside the output, and a ``size`` that says what features do: to the bit, as in PyG."""
+    edge_index, num_src, num_dst = GRAPHS[graph]()
+    n = max(num_src, num_dst)
+    edge_index, x = edge_index.to(device), torch.randn(n, F, device=device, dtype=dtype)
+    attr = (torch.randn(edge_index.shape[1], 3, device=device, dtype=dtype),) if "edge_dim" in options else ()
+    layer = make(F, 5, heads=2, **options).to(device, dtype)
+    out = layer(x, edge_index, *attr)
+    found, (looped, alpha) = layer(x, edge_index, *attr, return_attention_weights=True)
+    # GATConv sums the coefficients that it returns, for which a GPU has another kernel.
+    assert torch.equal(found, out) or (make is nn.GATConv and device.type == "cuda" and relative_error(found, out) < 1e-5)
+    if make is nn.GATConv:
+        assert torch.equal(layer(x, edge_index, *attr, size=(n, n)), out)
+    gnnfast.disable()
+    expected, (listed, coefficients) = layer(x, edge_index, *attr, return_attention_weights=True)
+    gnnfast.enable()
+    leaves = [x.requires_grad_(), *layer.parameters()]
+
+    def gradients():
+        both = layer(x, edge_index, *attr, return_attention_weights=True)
+        return torch.autograd.grad(both[0].sin().sum() + both[1][1].square().sum(), leaves, allow_unused=True)
+
+    ours = gradients()
+    gnnfast.disable()
+    theirs = gradients()
+    gnnfast.enable()
+    tolerance = 1e-4 if dtype is torch.float32 else 1e-9
+    pairs = [(found, expected), (alpha, coefficients), (looped, listed), *zip(ours, theirs)]
+    scale = max(float(e.abs().max()) for _, e in pairs[3:] if e is not None)
+    for f, e in pairs:  # some gradients are 0 but for rounding
+        assert e is None or relative_error(f, e) < tolerance or float((f - e).abs().max()) < tolerance * scale
+
+
+def test_sizes_that_are_not_those_of_the_features(device):
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    layer = nn.GATConv(F, 5).to(device)
+    for size in ((n, n + 1), (n - 1, n), (n, n, n)):
+        assert _same(lambda size=size: layer(x, edge_index, size=size))
+
+
+def test_coefficients_after_dropout(device):
+    """GATv2Conv returns those that it has dropped, and sums the same."""
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    layer = nn.GATv2Conv(F, 5, dropout=0.5, bias=False).to(device)
+    out, (looped, alpha) = layer(x, edge_index, return_attention_weights=True)
+    messages = layer.lin_l(x)[looped[0]] * alpha
+    assert 0.2 < (alpha == 0).float().mean() < 0.8
+    assert relative_error(out, torch.zeros_like(out).index_add(0, looped[1], messages)) < 1e-5
+
+
 def test_transformer_with_edge_features_and_weights(device):
     edge_index, n, _ = GRAPHS["random"]()
     x, attr = (torch.randn(m, k, device=device, dtype=torch.float64) for m, k in ((n, F), (edge_index.shape[1], 3)))

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "common/simd.h"
+#include "common/vector_math.h"
 #include "random.h"
 
 namespace gnnfast::GNNFAST_ISA {

@@ -11,6 +11,7 @@ struct SpmmCooArgs;
 struct GcnNormArgs;
 struct HeadDotsArgs;
 struct EdgeReluArgs;
+struct EdgeGateArgs;
 struct MultiReduceArgs;
 struct ReduceSharesArgs;
 struct ReduceBackwardArgs;
@@ -33,6 +34,7 @@ struct Cpu {
   static void head_dots(const HeadDotsArgs& args, const Tensor& x);
   static void head_dots_backward(const HeadDotsArgs& args, const Tensor& x);
   static void edge_relu(const EdgeReluArgs& args, const Tensor& x);
+  static void edge_gate(const EdgeGateArgs& args, const Tensor& ref);
   static void multi_reduce(const MultiReduceArgs& args, const Tensor& x);
   static void multi_reduce_shares(const ReduceSharesArgs& args, const Tensor& grad);
   static void multi_reduce_backward(const ReduceBackwardArgs& args, const Tensor& x);
@@ -57,6 +59,7 @@ struct Cuda {
   static void head_dots(const HeadDotsArgs& args, const Tensor& x);
   static void head_dots_backward(const HeadDotsArgs& args, const Tensor& x);
   static void edge_relu(const EdgeReluArgs& args, const Tensor& x);
+  static void edge_gate(const EdgeGateArgs& args, const Tensor& ref);
   static void multi_reduce(const MultiReduceArgs& args, const Tensor& x);
   static void multi_reduce_shares(const ReduceSharesArgs& args, const Tensor& grad);
   static void multi_reduce_backward(const ReduceBackwardArgs& args, const Tensor& x);

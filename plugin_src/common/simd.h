@@ -212,30 +212,6 @@ inline void for_blocks(int64_t width, const F& block) {
   for (; f < width; ++f) block(Int<1>{}, Int<1>{}, f);
 }
 
-// x = exp(x) for x <= 0 in vectors: 2^n times a polynomial of the rest (coefficients as in Cephes' expf; 2 ulp). 0 below the
-// smallest normal number, NaN for NaN.
-inline void exp_all(float* __restrict x, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const float v = x[i], clamped = v < -87.3f ? -87.3f : v;
-    const float shifted = clamped * 1.44269504088896341f + 12582912.f;  // rounds to an integer in the lowest bits
-    const float n = shifted - 12582912.f;
-    const float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
-    float y = 1.9875691500e-4f;
-    y = y * r + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1.f;
-    const float e = bit_cast<float>(bit_cast<int32_t>(y) + (bit_cast<int32_t>(shifted) << 23));
-    x[i] = v < -87.3f ? 0.f : v != v ? v : e;
-  }
-}
-
-inline void exp_all(double* x, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) x[i] = __builtin_exp(x[i]);
-}
-
 // Calls f with the C++ type of `dtype`.
 template <class F>
 inline void dispatch_dtype(DType dtype, const F& f) {

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "common/simd.h"
+#include "common/vector_math.h"
 
 namespace gnnfast::GNNFAST_ISA {
 namespace {

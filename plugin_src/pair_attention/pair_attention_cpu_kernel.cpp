@@ -7,6 +7,7 @@
 
 #include "attention/random.h"
 #include "common/simd.h"
+#include "common/vector_math.h"
 
 namespace gnnfast::GNNFAST_ISA {
 namespace {

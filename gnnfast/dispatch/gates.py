@@ -1,0 +1,89 @@
+"""Sums and means of messages that are one or two activations of what the ends of an edge, and the edge, give; no message exists.
+Framework-free, on unchecked operands."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnfast import _native
+from gnnfast.dispatch.calls import count
+from gnnfast.graph import Graph
+from gnnfast.types import ACTIVATIONS, Matrix
+
+if _native.cpu.loaded:
+    from gnnfast.ops.edge_gate import PARTS, WEIGHT, composed, is_of_sources, role
+    from gnnfast.ops.multi_reduce import differentiable
+    from gnnfast.ops.spmm import apply_of, over_degree, run
+
+_ops = torch.ops.gnnfast
+
+
+class Factor(NamedTuple):
+    """``act(scale[dst] * src[src] + shift[dst] + edge)`` of each edge, without what is ``None``: ``src [num_src, F]``, ``scale`` and
+    ``shift [num_dst, F]``, ``edge [E, F]`` in the user's edge order, and a name of :data:`gnnfast.types.ACTIVATIONS`."""
+
+    src: Tensor | None = None
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    edge: Tensor | None = None
+    act: str = "identity"
+
+
+MOST_FACTORS = 2
+
+
+def takes(x: Tensor) -> bool:
+    """Whether there are kernels for rows like these."""
+    return x.dtype in (torch.float32, torch.float64) and not x.is_cuda
+
+
+def gate(graph: Graph, factors: tuple[Factor, ...], weight: Tensor | None, reduce: str, place: str) -> Tensor:
+    """The sum or mean over the in-edges of each node of the product of one or two ``factors`` and, if given, a ``weight [E]`` in the
+    user's edge order: ``[num_dst, F]``, 0 where there are no edges. Differentiable any number of times."""
+    given = {role(k, part): t for k, f in enumerate(factors) for part in PARTS if (t := getattr(f, part)) is not None}
+    if weight is not None:
+        given[WEIGHT] = weight.view(-1, 1)
+    parts = [t.contiguous() for t in given.values()]
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in parts)
+    args = graph.args(needs_grad, parts[0].shape[1] * parts[0].element_size())
+    count(graph, place, f"gates, {reduce}", "over CSR, no message exists", parts[0].nbytes)
+    how = list(given), [ACTIVATIONS[f.act] for f in factors], reduce == "mean"
+    return (_gate if needs_grad else _gated)(args, *how, *parts)  # type: ignore[no-any-return]
+
+
+def _gated(args: Matrix, roles: list[int], acts: list[int], mean: bool, *parts: Tensor) -> Tensor:
+    return run(_ops.edge_gate.default, *args, list(parts), roles, acts, mean)  # type: ignore[no-any-return]
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, args: Matrix, roles: list[int], acts: list[int], mean: bool, *parts: Tensor) -> Tensor:
+        ctx.graph, ctx.how = args, (roles, acts, mean)
+        ctx.save_for_backward(*parts)
+        with torch.no_grad():
+            return _gated(args, roles, acts, mean, *parts)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        parts, needed = ctx.saved_tensors, ctx.needs_input_grad[4:]
+        graph, (roles, acts, mean) = ctx.graph, ctx.how
+        if torch.is_grad_enabled():
+            found = differentiable(lambda *parts: composed(graph, parts, *ctx.how), parts, needed, grad)
+            return None, None, None, None, *found
+        if mean:
+            grad = over_degree(graph.rowptr, grad)
+        by_role: dict[int, Tensor] = {}
+        for transposed in (False, True):
+            needs = [of for of, is_needed in zip(roles, needed) if is_needed and is_of_sources(of) == transposed]
+            if needs:
+                way = graph.transposed if transposed else graph
+                gradients = run(_ops.edge_gate_backward.default, *way, list(parts), roles, acts, grad, needs, transposed)
+                by_role.update(zip(needs, gradients))
+        return None, None, None, None, *map(by_role.get, roles)
+
+
+if _native.cpu.loaded:
+    _gate = apply_of(_Gate)

@@ -1,0 +1,154 @@
+// CPU kernels of edge_gate: what is summed of a block of features of one row stays in registers while its edges are walked, in
+// their order.
+#include "edge_gate_cpu_kernel.h"
+
+#include "common/simd.h"
+#include "common/vector_math.h"
+
+namespace gnnfast::GNNFAST_ISA {
+namespace {
+
+constexpr int kPrefetch = 8;  // edges ahead
+
+// The activation, and its derivative.
+template <class V>
+inline V activate(Activation act, const V& v, V& slope) {
+  const V one = V{} + 1;
+  switch (act) {
+    case kRelu: {
+      slope = v <= 0 ? V{} : one;
+      return v <= 0 ? V{} : v;
+    }
+    case kSigmoid: {
+      const Logistic<V> of(-absolute(v));
+      slope = of.large * of.small;
+      return v < 0 ? of.small : of.large;
+    }
+    case kTanh: {
+      const Logistic<V> of(-2 * absolute(v));
+      slope = 4 * of.large * of.small;
+      return hyperbolic_tangent(v, of);
+    }
+    case kSoftplus: {
+      const Logistic<V> of(-absolute(v));
+      const V soft = log_one_plus(of.e) + (v < 0 ? V{} : v);
+      slope = v > 20 ? one : v < 0 ? of.small : of.large;
+      return v > 20 ? v : soft;
+    }
+    case kSilu: {
+      const Logistic<V> of(-absolute(v));
+      const V s = v < 0 ? of.small : of.large;
+      slope = s + v * of.large * of.small;
+      return v * s;
+    }
+    default:
+      slope = one;
+      return v;
+  }
+}
+
+enum Walk { kForward, kToDst, kToSrc };
+
+// N vectors of L features from f on, of COUNT factors.
+template <class T, Walk WALK, int COUNT, int L, int N>
+inline void gate_block(const EdgeGateArgs& p, int64_t row, int64_t f) {
+  using V = vec_t<T, L>;
+  constexpr int kFirstFar = WALK == kToSrc ? kScale : kSrc, kLastFar = WALK == kToSrc ? kShift : kSrc;
+  const int64_t begin = p.a.rowptr[row], end = p.a.rowptr[row + 1], last = p.a.num_edges - 1, width = p.width;
+  V sum[COUNT][N]{}, scaled[COUNT][N]{};
+  for (int64_t e = begin; e < end; ++e) {
+    const int64_t col = p.a.col[e], ahead = p.a.col[e + kPrefetch < last ? e + kPrefetch : last] * width + f;
+    const int64_t src = (WALK == kToSrc ? row : col) * width + f, dst = (WALK == kToSrc ? col : row) * width + f;
+    const int64_t id = p.a.perm ? p.a.perm[e] : e, edge = id * width + f;
+    const T weight = p.weight ? static_cast<const T*>(p.weight)[id] : T{1};
+    V of_weight{};
+    auto at = [&](int k, int part, int64_t place) {
+      const T* rows = static_cast<const T*>(p.factors[k].parts[part]);
+      return rows ? rows + place : nullptr;
+    };
+    for (int k = 0; k < COUNT; ++k)
+      for (int part = kFirstFar; part <= kLastFar; ++part)
+        if (const T* far = at(k, part, ahead)) prefetch_row<N * L>(far);
+    const T* grad = static_cast<const T*>(p.grad) + dst;
+    if (WALK == kToSrc) prefetch_row<N * L>(static_cast<const T*>(p.grad) + ahead);
+#pragma GCC unroll 2
+    for (int n = 0; n < N; ++n) {
+      V value[COUNT], slope[COUNT], of_src[COUNT];
+#pragma GCC unroll 2
+      for (int k = 0; k < COUNT; ++k) {
+        V z{};
+        if (const T* x = at(k, kSrc, src)) {
+          z = of_src[k] = load_vector<L>(x + n * L);
+          if (const T* scale = at(k, kScale, dst)) z *= load_vector<L>(scale + n * L);
+        }
+        if (const T* shift = at(k, kShift, dst)) z += load_vector<L>(shift + n * L);
+        if (const T* of_edge = at(k, kEdge, edge)) z += load_vector<L>(of_edge + n * L);
+        value[k] = activate(p.factors[k].act, z, slope[k]);
+      }
+      if constexpr (WALK == kForward) {
+        sum[0][n] += weight * (COUNT == 2 ? value[0] * value[COUNT - 1] : value[0]);
+        continue;
+      }
+      const V g = load_vector<L>(grad + n * L);
+      if (WALK == kToDst && p.to_weight) of_weight += g * (COUNT == 2 ? value[0] * value[COUNT - 1] : value[0]);
+#pragma GCC unroll 2
+      for (int k = 0; k < COUNT; ++k) {
+        V d = g * weight * slope[k];
+        if constexpr (COUNT == 2) d *= value[1 - k];
+        const GateFactor& factor = p.factors[k];
+        if constexpr (WALK == kToSrc) {
+          if (const T* scale = at(k, kScale, dst)) d *= load_vector<L>(scale + n * L);
+        } else {
+          if (factor.grads[kEdge]) store_vector<L>(static_cast<T*>(factor.grads[kEdge]) + edge + n * L, d);
+          if (factor.grads[kScale]) scaled[k][n] += d * of_src[k];
+        }
+        sum[k][n] += d;
+      }
+    }
+    if (WALK == kToDst && p.to_weight) {
+      T& to_weight = static_cast<T*>(p.to_weight)[id];
+      to_weight = (f ? to_weight : 0) + add_lanes(of_weight);
+    }
+  }
+  const int64_t place = row * width + f;
+  auto put = [&](void* to, const V& v, int n) {
+    if (to) store_vector<L>(static_cast<T*>(to) + place + n * L, v);
+  };
+  for (int n = 0; n < N; ++n) {
+    if constexpr (WALK == kForward) {
+      put(p.out, p.mean && end > begin ? sum[0][n] / static_cast<T>(end - begin) : sum[0][n], n);
+    } else {
+      for (int k = 0; k < COUNT; ++k) {
+        put(p.factors[k].grads[WALK == kToSrc ? kSrc : kShift], sum[k][n], n);
+        if (WALK == kToDst) put(p.factors[k].grads[kScale], scaled[k][n], n);
+      }
+    }
+  }
+}
+
+template <class T, Walk WALK, int COUNT>
+void gate_rows(const EdgeGateArgs& p, int64_t row_begin, int64_t row_end) {
+  for (int64_t row = row_begin; row < row_end; ++row)
+    for_blocks<T, 2>(p.width, [&](auto lanes, auto vectors, int64_t f) {
+      gate_block<T, WALK, COUNT, decltype(lanes)::value, decltype(vectors)::value>(p, row, f);
+    });
+}
+
+template <class T>
+void gate_rows_of(const EdgeGateArgs& p, int64_t row_begin, int64_t row_end) {
+  auto run = [&](auto one, auto two) { (p.count == 2 ? two : one)(p, row_begin, row_end); };
+  if (!p.backward)
+    run(gate_rows<T, kForward, 1>, gate_rows<T, kForward, 2>);
+  else if (p.transposed)
+    run(gate_rows<T, kToSrc, 1>, gate_rows<T, kToSrc, 2>);
+  else
+    run(gate_rows<T, kToDst, 1>, gate_rows<T, kToDst, 2>);
+}
+
+}  // namespace
+
+void edge_gate_rows(const EdgeGateArgs& p, DType dtype, int64_t row_begin, int64_t row_end) {
+  (dtype == kDouble ? gate_rows_of<double> : gate_rows_of<float>)(p, row_begin, row_end);
+}
+
+}  // namespace gnnfast::GNNFAST_ISA
