@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 import operator
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
+
+import numpy
 
 from gnnfast import reporting
 from gnnfast.dgl import bridge
@@ -86,6 +89,9 @@ LAYERS = (
     Layer("sgconv", "SGConv", ("54f6fa4c6422",), make_checked),
 )
 
+# Where DGL takes the int() of an array of one number, which numpy refuses from 2.4 on.
+NUMBERS = ("dgl.utils.data", "dgl.nn.pytorch.explain.subgraphx")
+
 
 def install(module: ModuleType, patches: Patches) -> None:
     """Patches DGL, which has just been or was long ago imported."""
@@ -115,9 +121,29 @@ def install(module: ModuleType, patches: Patches) -> None:
             reporting.patched("dgl", label, f"left alone: {error} (DGL {getattr(module, '__version__', 'unknown')})")
         else:
             reporting.patched("dgl", label, "patched")
+    if _refuses_arrays():
+        for name in NUMBERS:
+            if name in sys.modules:
+                patches.set_attribute(sys.modules[name], "int", _int)
+        reporting.patched("dgl", "int() of arrays of one number", "patched")
     if not bridge.absent():
         bridge.install(patches)
         reporting.patched("dgl", "graphs on a GPU", "patched")
+
+
+def _refuses_arrays() -> bool:
+    """Whether numpy takes no array of one number for a number."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            int(numpy.zeros(1))
+        except TypeError:
+            return True
+    return False
+
+
+def _int(value: Any) -> int:
+    return int(value.item() if isinstance(value, numpy.ndarray) else value)
 
 
 def _install_layer(module: ModuleType, layer: Layer, patches: Patches) -> None:

@@ -22,8 +22,8 @@ _ops = torch.ops.gnnfast
 
 
 class Factor(NamedTuple):
-    """``act(scale[dst] * src[src] + shift[dst] + edge)`` of each edge, without what is ``None``: ``src [num_src, F]``, ``scale`` and
-    ``shift [num_dst, F]``, ``edge [E, F]`` in the user's edge order, and a name of :data:`gnnfast.types.ACTIVATIONS`."""
+    """``act(scale[dst] * src[src] + shift[dst] + edge)`` of each edge, without what is ``None``: ``src [num_src, F]``, ``scale``
+    and ``shift [num_dst, F]``, ``edge [E, F]`` in the user's edge order, and a name of :data:`gnnfast.types.ACTIVATIONS`."""
 
     src: Tensor | None = None
     scale: Tensor | None = None
@@ -41,8 +41,8 @@ def takes(x: Tensor) -> bool:
 
 
 def gate(graph: Graph, factors: tuple[Factor, ...], weight: Tensor | None, reduce: str, place: str) -> Tensor:
-    """The sum or mean over the in-edges of each node of the product of one or two ``factors`` and, if given, a ``weight [E]`` in the
-    user's edge order: ``[num_dst, F]``, 0 where there are no edges. Differentiable any number of times."""
+    """The sum or mean over the in-edges of each node of the product of one or two ``factors`` and, if given, a ``weight [E]`` in
+    the user's edge order: ``[num_dst, F]``, 0 where there are no edges. Differentiable any number of times."""
     given = {role(k, part): t for k, f in enumerate(factors) for part in PARTS if (t := getattr(f, part)) is not None}
     if weight is not None:
         given[WEIGHT] = weight.view(-1, 1)

@@ -92,8 +92,8 @@ class OfEdges(NamedTuple):
 
 class Parts(NamedTuple):
     """What is peculiar to a layer: what its message is, a parameter of the dtype of the others, those of its linear layers of which
-    one row must be there, how it goes on, whether its ``forward`` takes a ``size``, and whether the coefficients that it returns are
-those after a dropout that kernels draw otherwise."""
+        one row must be there, how it goes on, whether its ``forward`` takes a ``size``, and whether it returns coefficients after a
+    dropout, which kernels draw otherwise."""
 
     message: Any
     parameter: str | None
@@ -297,8 +297,8 @@ def _gat(module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: T
 
 
 def _with_weights(module: Any, out: Tensor, looped: Tensor, alpha: Tensor | None) -> Any:
-    """What a layer returns that is asked for its coefficients ``[E, H]``: users get their own, as the layer needs its in the backward
-    pass."""
+    """What a layer returns that is asked for its coefficients ``[E, H]``: users get their own, as the layer needs its in the
+    backward pass."""
     assert alpha is not None
     if getattr(module, "add_self_loops", False):
         copy = looped.clone()

@@ -22,6 +22,14 @@ _WHOLE = {
     "gnnfast.pyg.pna": "products at nodes, all statistics in one walk over the edges; with edge features, of messages that exist",
 }
 
+# What their own message() turns out to be as it runs (gnnfast.pyg.lazy).
+_WEIGHTED = "SpMM with the coefficients that its own message() computes"
+_GATES = "sums of gates on a CPU; on a GPU gathers and reductions around its own message()"
+AS_IT_RUNS = {
+    **dict.fromkeys(("FeaStConv", "GMMConv", "HypergraphConv", "SuperGATConv"), _WEIGHTED),
+    **dict.fromkeys(("CGConv", "FiLMConv", "LEConv", "PointTransformerConv", "ResGatedGraphConv"), _GATES),
+}
+
 # Those that leave most calls to propagate().
 _BEFORE_PROPAGATE = make_normalising, make_gine_conv
 
@@ -62,6 +70,9 @@ def _row(cls: Any) -> Row:
     found = message_of(inspect.getattr_static(cls, "message"))
     if not known.is_known_method(cls, "aggregate"):
         return Row(cls.__name__, "in part", "gathers, and what its own aggregate() calls of PyG")
+    if cls.__name__ in AS_IT_RUNS:
+        how = AS_IT_RUNS[cls.__name__]
+        return Row(cls.__name__, "fused" if how is _WEIGHTED else "on a CPU", how)
     if found is None:
         return Row(cls.__name__, "in part", "gathers and reductions around its own message()")
     if found.form in RELU_FORMS:
@@ -85,7 +96,7 @@ def markdown() -> str:
         "small to gain run as PyG wrote them.",
         "",
         "- *as a whole*: the layer's forward pass is gnnfast's, from its linear parts to its bias.",
-        "- *fused*: messages never exist; one kernel gathers, multiplies and reduces.",
+        "- *fused*: messages never exist; one kernel gathers, multiplies and reduces. *On a CPU*: there.",
         "- *in part*: the class's own `message()` runs, in chunks of edges where messages would not fit; gathers and reductions,",
         "  and their gradients, are gnnfast's. Rows that are only multiplied, summed up or aggregated [never exist](messages.md).",
         "",

@@ -19,8 +19,9 @@ from torch.nn import functional
 from gnnfast.dispatch import edges, execute, gates
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.pyg.guards import PLAIN
+from gnnfast.pyg.kinds import Gate, Gathered, Joined, Pair, Projected, Term, Weighted, saves
 from gnnfast.pyg.layers import REORDERED
-from gnnfast.pyg.rows import HANDLERS, Gate, Gathered, Joined, Pair, Plus, Projected, Rows, Term, Weighted, kind_of, saves
+from gnnfast.pyg.rows import HANDLERS, Rows, kind_of
 from gnnfast.types import FEATURE_DTYPES
 
 
@@ -114,10 +115,12 @@ def _activation(function: Any, name: str) -> Any:
         kind = kind_of(t)
         if kind is None or isinstance(kind, Gathered):
             return by_row(t, *args, **kwargs)
-        if isinstance(kind, Plus) and name == "relu" and not kind.relu:
-            return Plus(kind.rows, kind.edge_rows, True)
-        term = None if args or kwargs.keys() - {"inplace"} or not gates.takes(kind.like) else Term.of(kind)
+        if args or kwargs.keys() - {"inplace"} or not (gates.takes(kind.like) or isinstance(kind, Gate)):
+            return NotImplemented
+        term = Term.of(kind)
         if term is None or term.act != "identity":
+            return NotImplemented
+        if not gates.takes(kind.like) and not (name == "relu" and term.is_sum_with_edges):
             return NotImplemented
         return Gate(Term(term.src, term.scale, term.shift, term.edge, term.own, name))
 
@@ -180,7 +183,7 @@ def _cat(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     for t in tensors:
         kind = kind_of(t)
         part = (t.clone() if t.is_inference() else t) if kind is None and type(t) is Tensor else kind
-        if isinstance(part, (Pair, Plus, Gate)):  # of which nothing can be said at nodes
+        if isinstance(part, (Pair, Gate)):  # of which nothing can be said at nodes
             part = t.value()
         if not isinstance(part, (Gathered, Tensor)) or t.dim() != 2:
             return NotImplemented
@@ -276,7 +279,7 @@ def _added(a: Any, b: Any, how: str) -> Any:
     if how == "add":
         for kind, other in zip(kinds, (b, a)):
             if _is_of_edges(other, kind):
-                return Plus(kind, other) if isinstance(kind, Gathered) and kind.side == BY_SRC else _total(kind, Term(edge=other))
+                return _total(kind, Term(edge=other))
         if None not in kinds and kinds[0].shape == kinds[1].shape and kinds[0].like.dtype is kinds[1].like.dtype:
             return _total(*kinds)
     if how == "add" and kinds[1] is not None and saves(kinds[1]) and (_is_number(a) or _is_of_all(a, kinds[1])):
@@ -294,16 +297,20 @@ def _div(a: Any, b: Any, **kwargs: Any) -> Any:
 
 def _total(kind: Any, other: Any) -> Any:
     """The sum of what both ends and the edge give."""
-    terms = Term.of(kind), other if isinstance(other, Term) else Term.of(other)
-    total = None if None in terms or not gates.takes(kind.like) else terms[0].plus(terms[1])
-    return NotImplemented if total is None else Gate(total)
+    if not gates.takes(kind.like) and not isinstance(kind, Gathered):
+        return NotImplemented
+    a, b = Term.of(kind), other if isinstance(other, Term) else Term.of(other)
+    total = None if a is None or b is None else a.plus(b)
+    if total is None or not (gates.takes(kind.like) or total.is_sum_with_edges):
+        return NotImplemented
+    return Gate(total)
 
 
 def _is_of_edges(t: Any, kind: Any) -> bool:
     """Whether a tensor has a row for each edge, as rows of nodes at their ends have."""
     return (
         type(t) is Tensor
-        and isinstance(kind, (Gathered, Pair, Plus, Gate))
+        and isinstance(kind, (Gathered, Pair, Gate))
         and kind.like.dim() == 2
         and kind.like.dtype in FEATURE_DTYPES
         and t.layout is torch.strided

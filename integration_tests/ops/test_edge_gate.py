@@ -66,7 +66,9 @@ def leaves(factors, weight):
 
 
 def copied(factors, weight, to):
-    return tuple(Factor(*(t if t is None else to(t) for t in f[:4]), f.act) for f in factors), None if weight is None else to(weight)
+    return tuple(Factor(*(t if t is None else to(t) for t in f[:4]), f.act) for f in factors), None if weight is None else to(
+        weight
+    )
 
 
 def check(edge_index, graph, factors, weight, reduce, tolerance):
@@ -166,7 +168,7 @@ def test_one_tensor_in_many_places():
 
 
 def test_rows_that_are_not_contiguous():
-    edge_index, graph, factors, weight = made("random", "all", ("relu", "sigmoid"), 16, torch.float32)
+    _, graph, factors, weight = made("random", "all", ("relu", "sigmoid"), 16, torch.float32)
     expected = gates.gate(graph, factors, weight, "sum", "test")
     factors, weight = copied(factors, weight, lambda t: t.detach().t().contiguous().t() if t.dim() == 2 else t.detach())
     assert torch.equal(gates.gate(graph, factors, weight, "sum", "test"), expected)
@@ -181,7 +183,9 @@ def test_many_rows():
 def test_no_edges_no_nodes_no_features(width):
     for num_src, num_dst, edges in ((3, 4, 0), (0, 4, 0), (3, 0, 0), (0, 0, 0), (3, 4, 2)):
         edge_index = torch.zeros(2, edges, dtype=torch.int64)
-        factors = tuple(Factor(*(torch.randn(n, width, requires_grad=True) for n in (num_src, num_dst, num_dst, edges))) for _ in "ab")
+        factors = tuple(
+            Factor(*(torch.randn(n, width, requires_grad=True) for n in (num_src, num_dst, num_dst, edges))) for _ in "ab"
+        )
         weight = torch.randn(edges, requires_grad=True)
         graph = Graph.from_edge_index(edge_index, (num_src, num_dst))
         out = gates.gate(graph, factors, weight, "sum", "test")

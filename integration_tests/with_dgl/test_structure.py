@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import numpy
 import pytest
 import torch
 import torch.utils.checkpoint
@@ -260,3 +261,28 @@ def test_checkpoints_save_the_same_again(reentrant, monkeypatch):
     g = make()
     found, expected = run(g), without(lambda: run(g))
     assert all(relative_error(a, b) < 1e-10 for a, b in zip(found[1:], expected[1:]))
+
+
+def test_arrays_of_one_number_are_numbers():
+    """numpy 2.4 and later refuse int() of such, which DGL takes of ids and of positions."""
+    networkx = pytest.importorskip("networkx", reason="DGL makes graphs of networkx's with networkx alone")
+    of_networkx = networkx.DiGraph()
+    of_networkx.add_nodes_from([0, 1], bipartite=0)
+    of_networkx.add_nodes_from([2, 3], bipartite=1)
+    of_networkx.add_edge(1, 2, id=numpy.array([1]))
+    of_networkx.add_edge(0, 3, id=numpy.array([0]))
+    g = dgl.bipartite_from_networkx(of_networkx, utype="u", etype="e", vtype="v", edge_id_attr_name="id")
+    assert [ids.tolist() for ids in g.edges(order="eid")] == [[0, 1], [1, 0]]
+    with pytest.raises(dgl.DGLError, match="non-negative"):
+        of_networkx.edges[1, 2]["id"] = numpy.array([-1])
+        dgl.bipartite_from_networkx(of_networkx, utype="u", etype="e", vtype="v", edge_id_attr_name="id")
+
+    class Model(torch.nn.Module):
+        def forward(self, graph, feat):
+            with graph.local_scope():
+                graph.ndata["h"] = dgl.ops.copy_u_sum(graph, feat)
+                return dgl.mean_nodes(graph, "h")
+
+    explainer = dgl.nn.SubgraphX(Model(), num_hops=1, num_rollouts=2, shapley_steps=2)
+    found = explainer.explain_graph(dgl.add_self_loop(dgl.rand_graph(8, 20)), torch.randn(8, 3), target_class=0)
+    assert len(found) and found.max() < 8

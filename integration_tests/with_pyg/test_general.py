@@ -59,6 +59,10 @@ LAYERS = {
     "of nodes and edges": (lambda: _Both(), False),
 }
 
+# Whose messages do not exist on a CPU where there are more edges than nodes.
+GATES = ("CGConv", "ResGatedGraphConv", "FiLMConv", "LEConv", "GINEConv mean", "EdgeConv mean")
+LARGE = 100
+
 
 class _WithInitial(tnn.Module):
     def __init__(self, conv):
@@ -124,7 +128,8 @@ def kinds(report):
 @pytest.mark.parametrize("graph", ["random", "hub", "no_edges", "isolated", "self_loops_and_duplicates", "sorted"])
 def test_layer(name, graph, device):
     report = compare(layer_of(name, device), *arguments(name, graph, device), tolerance=1e-9)
-    assert any(kind.startswith(("gathers", "gar", "gas")) for kind in kinds(report))
+    gates = device.type == "cpu" and name in GATES and GRAPHS[graph]()[0].shape[1] >= LARGE
+    assert any(kind.startswith("gates" if gates else ("gathers", "gar", "gas", "gates")) for kind in kinds(report))
 
 
 @pytest.mark.parametrize("name", ["EdgeConv", "GINEConv mean", "_mean", "several reductions"])

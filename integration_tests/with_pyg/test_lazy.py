@@ -153,7 +153,11 @@ MESSAGES = {
     "gate": (lambda m, i, j, attr, at: torch.sigmoid(m.lin(i) + j) * m.lin(j), False, GATES),
     "gate with edges": (lambda m, i, j, attr, at: (m.wide(attr) + (i + j)).sigmoid() * j, False, GATES),
     "gate of edges": (lambda m, i, j, attr, at: m.wide(attr).tanh() * (i - j).tanh(), False, GATES),
-    "two gates": (lambda m, i, j, attr, at: gated(m, i, j, attr).sigmoid() * tnn.functional.softplus(gated(m, j, i, attr)), False, GATES),
+    "two gates": (
+        lambda m, i, j, attr, at: gated(m, i, j, attr).sigmoid() * tnn.functional.softplus(gated(m, j, i, attr)),
+        False,
+        GATES,
+    ),
     "three gates": (lambda m, i, j, attr, at: (i + j).sigmoid() * (i + j).tanh() * j, False, False),
     "affine": (lambda m, i, j, attr, at: tnn.functional.silu(i * j + i), False, GATES),
     "weighted gate": (lambda m, i, j, attr, at: attr * (i + j).relu() * attr, False, GATES),

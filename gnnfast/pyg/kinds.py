@@ -1,0 +1,396 @@
+"""What rows of edges that do not exist may be, as what they would be made of. Each kind has the ``call`` of a ``message()`` that it
+is for (:mod:`gnnfast.pyg.rows`), a ``shape``, a tensor that it is ``like`` in dtype and device, and a ``value()``; most also what a
+reduction makes of them, ``aggregate(reduce, training)``, ``None`` where they must exist for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gnnfast import _native
+from gnnfast.dispatch import edges, execute, gates, several
+from gnnfast.graph import Graph
+from gnnfast.graph.formats import BY_DST, BY_SRC
+from gnnfast.types import ACTIVATIONS, FEATURE_DTYPES, LINEAR
+
+if _native.cpu.loaded:
+    from gnnfast.ops.convert import derived
+    from gnnfast.ops.edge_gate import FUNCTIONS
+
+
+class Exists(BaseException):
+    """Not an Exception: users' own handlers must not see it."""
+
+
+class Gathered:
+    """Rows ``x [nodes, ...]`` of nodes at one end of each edge. ``source`` are the same rows in another shape, and memory."""
+
+    def __init__(self, call: Any, x: Tensor, side: int, own: bool = False, source: Any = None) -> None:
+        self.call, self.x, self.side, self.own, self.source = call, x, side, own, source
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.call.edges, *self.x.shape[1:])
+
+    @property
+    def like(self) -> Tensor:
+        return self.x
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.x.requires_grad
+
+    def value(self) -> Tensor:
+        return self.now() if self.source is None else self.source.value().view(self.shape)
+
+    def now(self) -> Tensor:
+        """The rows as they are before anybody writes into them."""
+        if self.source is not None and not self.source.is_written():
+            return self.source.value().view(self.shape)
+        return edges.gather(self.x, self.call.ends, self.side)
+
+    def kept(self) -> Tensor:
+        """Rows of nodes that a backward pass may find as they are now: users may write into theirs, as a framework allows that
+        keeps rows of edges. Those of nodes without edges are 0: what a gradient of 0 is multiplied with must be finite."""
+        if self.own or not self.call.grad_enabled:
+            return self.x
+        used = _used(self.call.ends.towards(self.side))
+        return torch.where(used.view(-1, *(1,) * (self.x.dim() - 1)), self.x, 0)
+
+    def saved(self) -> Tensor:
+        """The same for kernels, which read no rows of nodes without edges: ``[nodes, F]``."""
+        x = self.x.reshape(self.x.shape[0], -1)
+        return x if self.own or not self.call.grad_enabled else x.clone(memory_format=torch.contiguous_format)
+
+    def of(self, x: Tensor) -> Gathered:
+        """Other rows of the same nodes, which nobody else has."""
+        return Gathered(self.call, x, self.side, True)
+
+    def aggregate(self, reduce: str, training: bool) -> Tensor:
+        """The reduction at each destination of rows at sources."""
+        return _aggregated(self, None, reduce, training, self.x.shape[1:])
+
+
+def _used(graph: Graph) -> Tensor:
+    """Which destinations have edges."""
+    rowptr = graph.csr.rowptr
+
+    def make() -> Tensor:
+        return rowptr.diff() > 0
+
+    kept = derived(rowptr, "used", make)
+    return make() if kept is None else kept
+
+
+def _aggregated(of: Gathered, weight: Tensor | None, reduce: str, training: bool, row: Sequence[int]) -> Tensor:
+    how: Any = dict(place=of.call.place, ties="scatter", training=training, copies=not of.own)
+    x = of.x.reshape(of.x.shape[0], -1)
+    return edges.shaped(execute.aggregate(of.call.ends.towards(BY_DST), x, weight, reduce, **how), row)
+
+
+class Weighted:
+    """``weight [E, H]`` times the rows of ``x [num_src, H, ...]``, seen in another ``tail`` of dimensions; with ``heads_summed``,
+    the sum over the heads."""
+
+    def __init__(self, of: Gathered, weight: Tensor, heads: int, tail: tuple[int, ...], heads_summed: bool = False) -> None:
+        self.rows, self.weight, self.heads, self.tail, self.heads_summed = of, weight, heads, tail, heads_summed
+        self.version = version_of(weight)
+
+    call = property(lambda self: self.rows.call)
+    like = property(lambda self: self.rows.x)
+    shape = property(lambda self: (self.rows.call.edges, *self.tail))
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.rows.x.requires_grad or self.weight.requires_grad
+
+    def check(self) -> None:
+        if version_of(self.weight) != self.version:  # somebody has written into it since
+            raise Exists
+
+    def value(self) -> Tensor:
+        self.check()
+        out = self._per_head(self.rows.now()) * self.weight.view(-1, self.heads, 1)
+        return (out.sum(1) if self.heads_summed else out).reshape(self.shape)
+
+    def _per_head(self, t: Tensor) -> Tensor:
+        return t.reshape(t.shape[0], self.heads, -1)
+
+    def aggregate(self, reduce: str, training: bool) -> Tensor:
+        """The reduction at each destination."""
+        self.check()
+        weight = self.weight.view(-1) if self.heads == 1 else self.weight
+        if not self.heads_summed:
+            return _aggregated(self.rows, weight, reduce, training, self.tail)
+        out = _aggregated(self.rows, weight, reduce, training, (math.prod(self.rows.x.shape[1:]),))
+        return self._per_head(out).sum(1).reshape(-1, *self.tail)
+
+
+class Pair:
+    """``a + b``, ``a - b`` or ``a * b`` (``how`` is ``"add"``, ``"sub"`` or ``"mul"``) of rows ``[E, ...]`` at different ends."""
+
+    def __init__(self, a: Gathered, b: Gathered, how: str) -> None:
+        self.a, self.b, self.how = a, b, how
+
+    call = property(lambda self: self.a.call)
+    like = property(lambda self: self.a.x)
+    shape = property(lambda self: self.a.shape)
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.a.x.requires_grad or self.b.x.requires_grad
+
+    def value(self) -> Tensor:
+        if self.a.x.is_cuda:
+            return getattr(self.a.now(), self.how)(self.b.now())
+        a, b = ((k.kept() if self.how == "mul" else k.x).flatten(1).contiguous() for k in (self.a, self.b))
+        return edges.combine(a, b, self.call.ends, self.a.side, self.how).view(self.shape)
+
+    def aggregate(self, reduce: str, training: bool) -> Tensor | None:
+        """The sum or mean at each destination."""
+        gate = Gate.of(self)
+        return None if gate is None else gate.aggregate(reduce, training)
+
+
+class Joined:
+    """Rows side by side, of nodes or of edges ``[E, F]``."""
+
+    def __init__(self, call: Any, parts: list[Gathered | Tensor]) -> None:
+        self.call, self.parts = call, parts
+        self.versions = [version_of(p) for p in parts if isinstance(p, Tensor)]
+
+    @property
+    def like(self) -> Tensor:
+        return next(p.x for p in self.parts if isinstance(p, Gathered))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.call.edges, sum(p.shape[1] for p in self.parts)
+
+    @property
+    def requires_grad(self) -> bool:
+        return any((p.x if isinstance(p, Gathered) else p).requires_grad for p in self.parts)
+
+    def check(self) -> None:
+        if self.versions != [version_of(p) for p in self.parts if isinstance(p, Tensor)]:
+            raise Exists
+
+    def value(self) -> Tensor:
+        self.check()
+        return torch.cat([p.now() if isinstance(p, Gathered) else p for p in self.parts], 1)
+
+
+class Term:
+    """``act(scale * src + shift + edge)`` of the rows of sources, of destinations twice, and of edges, without what is ``None``.
+    Nobody else has the ``edge`` if it is ``own``."""
+
+    def __init__(
+        self,
+        src: Gathered | None = None,
+        scale: Gathered | None = None,
+        shift: Gathered | None = None,
+        edge: Tensor | None = None,
+        own: bool = False,
+        act: str = "identity",
+    ) -> None:
+        self.src, self.scale, self.shift, self.edge, self.own, self.act = src, scale, shift, edge, own, act
+        self.version = None if edge is None else version_of(edge)
+
+    @property
+    def ends(self) -> list[Gathered]:
+        return [kind for kind in (self.src, self.scale, self.shift) if kind is not None]
+
+    @property
+    def is_sum_with_edges(self) -> bool:
+        """Of rows at sources, as in GINEConv, whose ReLU has a kernel on every device."""
+        return self.edge is not None and self.ends == [self.src]
+
+    @staticmethod
+    def of(kind: Any) -> Term | None:
+        """What rows are, if they are one; nothing is computed but negatives at nodes, of which there must be fewer than edges."""
+        if isinstance(kind, Gate):
+            return kind.terms[0] if len(kind.terms) == 1 and kind.weight is None else None
+        if isinstance(kind, Gathered):
+            return Term(kind) if kind.side == BY_SRC else Term(shift=kind)
+        if not isinstance(kind, Pair) or not saves(kind.a, kind.b):
+            return None
+        b = kind.b.of(-kind.b.kept()) if kind.how == "sub" else kind.b
+        src, dst = (kind.a, b) if kind.a.side == BY_SRC else (b, kind.a)
+        return Term(src, scale=dst) if kind.how == "mul" else Term(src, shift=dst)
+
+    def plus(self, other: Term) -> Term | None:
+        """The sum of both, neither of which has an activation."""
+        if self.act != "identity" or other.act != "identity" or (self.src and other.src and (self.scale or other.scale)):
+            return None
+        if ((self.src and other.src) or (self.shift and other.shift)) and not saves(*self.ends, *other.ends):
+            return None
+
+        def total(a: Gathered | None, b: Gathered | None) -> Gathered | None:
+            return a.of(a.kept() + b.kept()) if a and b else a or b
+
+        edge, own = (self.edge, self.own) if self.edge is not None else (other.edge, other.own)
+        if self.edge is not None and other.edge is not None:
+            edge, own = self.edge + other.edge, True
+        return Term(total(self.src, other.src), self.scale or other.scale, total(self.shift, other.shift), edge, own)
+
+    def check(self) -> None:
+        if self.edge is not None and version_of(self.edge) != self.version:  # somebody has written into it since
+            raise Exists
+
+    def value(self) -> Tensor:
+        self.check()
+        src, scale, shift = self.src, self.scale, self.shift
+        out, fresh = None, True
+        if src is not None and (scale is not None or shift is not None):
+            out = Pair(src, scale or shift, "mul" if scale else "add").value()  # type: ignore[arg-type]
+            if scale is not None and shift is not None:
+                out = out.add_(shift.now())
+        elif src is not None or shift is not None:
+            one = src or shift
+            out, fresh = one.now(), one.source is None  # type: ignore[union-attr]
+        if self.edge is not None:
+            out = self.edge if out is None else out.add_(self.edge) if fresh else out + self.edge
+        assert out is not None
+        return out if self.act == "identity" else FUNCTIONS[ACTIVATIONS[self.act]](out)  # type: ignore[no-any-return]
+
+    def factor(self) -> gates.Factor:
+        """The operands of a kernel."""
+        self.check()
+        edge = self.edge
+        if edge is not None:
+            edge = edge.reshape(edge.shape[0], -1)
+            if not self.own and torch.is_grad_enabled():  # a framework that keeps the sum allows users to write into theirs
+                edge = edge.clone(memory_format=torch.contiguous_format)
+        src, scale, shift = (None if kind is None else kind.saved() for kind in (self.src, self.scale, self.shift))
+        return gates.Factor(src, scale, shift, edge, self.act)
+
+
+class Gate:
+    """The product of one or two terms and, if given, a ``weight [E]``."""
+
+    def __init__(self, *terms: Term, weight: Tensor | None = None) -> None:
+        self.terms, self.weight, self.version = terms, weight, None if weight is None else version_of(weight)
+
+    @staticmethod
+    def of(kind: Any) -> Gate | None:
+        """What rows are, if they are one."""
+        if isinstance(kind, Gate):
+            return kind
+        if isinstance(kind, Weighted):
+            is_one = kind.heads == 1 and not kind.heads_summed and kind.tail == tuple(kind.rows.x.shape[1:])
+            return Gate(Term(kind.rows), weight=kind.weight.view(-1)) if is_one else None
+        term = Term.of(kind)
+        return None if term is None else Gate(term)
+
+    def times(self, other: Gate) -> Gate | None:
+        """The product of both."""
+        terms = *self.terms, *other.terms
+        if len(terms) > gates.MOST_FACTORS:
+            return None
+        self.check()
+        other.check()
+        weights = [g.weight for g in (self, other) if g.weight is not None]
+        return Gate(*terms, weight=math.prod(weights[1:], start=weights[0]) if weights else None)
+
+    @property
+    def ends(self) -> list[Gathered]:
+        return [kind for term in self.terms for kind in term.ends]
+
+    call = property(lambda self: self.ends[0].call)
+    like = property(lambda self: self.ends[0].x)
+    shape = property(lambda self: self.ends[0].shape)
+
+    @property
+    def requires_grad(self) -> bool:
+        of_edges = [self.weight, *(term.edge for term in self.terms)]
+        return any(t.requires_grad for t in (*(kind.x for kind in self.ends), *of_edges) if t is not None)
+
+    def check(self) -> None:
+        if self.weight is not None and version_of(self.weight) != self.version:  # somebody has written into it since
+            raise Exists
+
+    def value(self) -> Tensor:
+        self.check()
+        out = math.prod((term.value() for term in self.terms[1:]), start=self.terms[0].value())
+        return out if self.weight is None else out * self.weight.view(-1, *(1,) * (out.dim() - 1))
+
+    def aggregate(self, reduce: str, training: bool) -> Tensor | None:
+        """The reduction at each destination; of an extremum, if it is one of weighted rows."""
+        self.check()
+        term, graph = self.terms[0], self.call.ends.towards(BY_DST)
+        is_one = len(self.terms) == 1 and self.weight is None
+        if is_one and reduce == "sum" and term.act == "relu" and term.is_sum_with_edges and self.like.dtype in FEATURE_DTYPES:
+            term.check()
+            assert term.src is not None and term.edge is not None
+            return execute.edge_relu(graph, term.src.x, term.edge.contiguous(), place=self.call.place)
+        if not gates.takes(self.like) or not saves(*self.ends):
+            return None
+        if reduce not in LINEAR:
+            return self._extremum(reduce, training)
+        factors, weight = tuple(term.factor() for term in self.terms), self.weight
+        if weight is not None and torch.is_grad_enabled():
+            weight = weight.clone()
+        out = gates.gate(graph, factors, weight, reduce, self.call.place)
+        return edges.shaped(out, self.shape[1:])
+
+    def _extremum(self, reduce: str, training: bool) -> Tensor | None:
+        rows = [n for n, term in enumerate(self.terms) if term.act == "identity" and term.ends == [term.src] and term.edge is None]
+        if len(self.terms) == 1 or not rows:
+            return None
+        src = self.terms[rows[0]].src
+        assert src is not None
+        weight = self.terms[1 - rows[0]].value().flatten(1)
+        weight = weight if self.weight is None else weight * self.weight.unsqueeze(1)
+        return Weighted(src, weight, weight.shape[1], self.shape[1:]).aggregate(reduce, training)
+
+
+class Projected:
+    """``functional.linear`` of a sum's messages, which may as well be done to the sum."""
+
+    def __init__(self, of: Gate, weight: Tensor, bias: Tensor | None) -> None:
+        self.of, self.weight, self.bias = of, weight, bias
+        self.versions = version_of(weight), None if bias is None else version_of(bias)
+
+    call = property(lambda self: self.of.call)
+    like = property(lambda self: self.of.like)
+    shape = property(lambda self: (*self.of.shape[:-1], self.weight.shape[0]))
+
+    @property
+    def requires_grad(self) -> bool:
+        return any(t.requires_grad for t in (self.of, self.weight, self.bias) if t is not None)
+
+    def check(self) -> None:
+        if self.versions != (version_of(self.weight), None if self.bias is None else version_of(self.bias)):
+            raise Exists
+
+    def value(self) -> Tensor:
+        self.check()
+        return functional.linear(self.of.value(), self.weight, self.bias)
+
+    def aggregate(self, reduce: str, training: bool) -> Tensor | None:
+        """The sum or mean at each destination."""
+        self.check()
+        out = self.of.aggregate(reduce, training)
+        if out is None or self.bias is None:
+            return None if out is None else functional.linear(out, self.weight)
+        degree = several.degrees(self.call.ends.towards(BY_DST), out.dtype)
+        times = degree if reduce == "sum" else degree.clamp(max=1)
+        return torch.addmm(times * self.bias, out, self.weight.t())
+
+
+def saves(*kinds: Any) -> bool:
+    """Whether these are rows of nodes, of which there are fewer than edges."""
+    return all(isinstance(kind, Gathered) and kind.x.shape[0] <= kind.call.edges for kind in kinds)
+
+
+def version_of(t: Tensor) -> int | None:
+    """By which writes are noticed; ``None`` where torch counts none."""
+    return None if t.is_inference() else t._version
+
+
+Kind = Gathered | Weighted | Pair | Joined | Gate | Projected
