@@ -603,7 +603,9 @@ def make_softmax(original: FunctionType) -> Callable[..., Any]:
         base = getattr(index, "_base", None)
         if replaced_in_softmax():
             return NotImplemented
-        if base is None or ptr is not None or dim != 0 or type(num_nodes) is not int or type(base) is not Tensor:
+        if base is None or ptr is not None or type(num_nodes) is not int or type(base) is not Tensor:
+            return NotImplemented
+        if dim != 0 and (dim != -src.dim() or src.is_cuda):  # the latter of messages, whose features are many heads: lazy.softmax
             return NotImplemented
         if guards.context() or guards.operand("src", src) or src.dim() not in (1, 2) or src.dtype not in FEATURE_DTYPES:
             return NotImplemented
