@@ -14,7 +14,7 @@ from gnnfast.graph import Graph
 from gnnfast.types import ACTIVATIONS, Matrix
 
 if _native.cpu.loaded:
-    from gnnfast.ops.edge_gate import PARTS, WEIGHT, composed, is_of_sources, role
+    from gnnfast.ops.edge_gate import PARTS, WEIGHT, composed, has_features, is_of_sources, role
     from gnnfast.ops.multi_reduce import differentiable
     from gnnfast.ops.spmm import apply_of, over_degree, run
 
@@ -22,17 +22,21 @@ _ops = torch.ops.gnnfast
 
 
 class Factor(NamedTuple):
-    """``act(scale[dst] * src[src] + shift[dst] + edge)`` of each edge, without what is ``None``: ``src [num_src, F]``, ``scale``
-    and ``shift [num_dst, F]``, ``edge [E, F]`` in the user's edge order, and a name of :data:`gnnfast.types.ACTIVATIONS`."""
+    """``act(scale[dst] * src[src] + shift[dst] + edge + attr @ matrix)`` of each edge, without what is ``None``: ``src [num_src,
+    F]``, ``scale`` and ``shift [num_dst, F]``, ``edge [E, F]`` and ``attr [E, D]`` in the user's edge order, the latter without a
+    gradient, ``matrix [D, F]``, and a name of :data:`gnnfast.types.ACTIVATIONS`."""
 
     src: Tensor | None = None
     scale: Tensor | None = None
     shift: Tensor | None = None
     edge: Tensor | None = None
+    attr: Tensor | None = None
+    matrix: Tensor | None = None
     act: str = "identity"
 
 
 MOST_FACTORS = 2
+MOST_DEPTH = 32  # D up to which multiplying in each walk takes less time than writing and reading products
 
 
 def takes(x: Tensor) -> bool:
@@ -46,11 +50,12 @@ def gate(graph: Graph, factors: tuple[Factor, ...], weight: Tensor | None, reduc
     given = {role(k, part): t for k, f in enumerate(factors) for part in PARTS if (t := getattr(f, part)) is not None}
     if weight is not None:
         given[WEIGHT] = weight.view(-1, 1)
-    parts = [t.contiguous() for t in given.values()]
+    roles = sorted(given, key=lambda of: has_features(of), reverse=True)  # the first of them says how many
+    parts = [given[of].contiguous() for of in roles]
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in parts)
     args = graph.args(needs_grad, parts[0].shape[1] * parts[0].element_size())
     count(graph, place, f"gates, {reduce}", "over CSR, no message exists", parts[0].nbytes)
-    how = list(given), [ACTIVATIONS[f.act] for f in factors], reduce == "mean"
+    how = roles, [ACTIVATIONS[f.act] for f in factors], reduce == "mean"
     return (_gate if needs_grad else _gated)(args, *how, *parts)  # type: ignore[no-any-return]
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional
 from gnnfast.ops.spmm import edges
 from gnnfast.types import ACTIVATIONS, Matrix, split
 
-PARTS = ("src", "scale", "shift", "edge")  # [N, F], [M, F], [M, F] and [E, F]
+PARTS = ("src", "scale", "shift", "edge", "attr", "matrix")  # [N, F], [M, F], [M, F], [E, F], [E, D] and [D, F]
 WEIGHT = 2 * len(PARTS)  # the role of a weight [E, 1]
 _FUNCTIONS: dict[str, Any] = {
     "identity": lambda z: z,
@@ -41,6 +41,11 @@ def is_of_sources(of: int) -> bool:
     return of != WEIGHT and of % len(PARTS) == 0
 
 
+def has_features(of: int) -> bool:
+    """Whether a role is that of an array ``[.., F]``."""
+    return of != WEIGHT and of % len(PARTS) != PARTS.index("attr")
+
+
 @torch.library.register_fake("gnnfast::edge_gate")
 def _(*args: Any) -> Tensor:
     graph, (parts, *_) = split(args)
@@ -60,13 +65,13 @@ def composed(graph: Matrix, parts: Sequence[Tensor], roles: Sequence[int], acts:
 
     def at_edges(factor: int, part: str) -> Tensor | None:
         rows = given.get(role(factor, part))
-        return None if rows is None else rows[{"src": column, "edge": ids}.get(part, row)]
+        return None if rows is None else rows[{"src": column, "edge": ids, "attr": ids}.get(part, row)]
 
     product: Any = given[WEIGHT][ids] if WEIGHT in given else 1
     for factor, act in enumerate(acts):
-        src, scale, shift, edge = (at_edges(factor, part) for part in PARTS)
+        src, scale, shift, edge, attr = (at_edges(factor, part) for part in PARTS[:-1])
         z: Any = 0 if src is None else src if scale is None else scale * src
-        for term in (shift, edge):
+        for term in (shift, edge, None if attr is None else attr @ given[role(factor, "matrix")]):
             z = z if term is None else z + term
         product = FUNCTIONS[act](z) * product
     out = product.new_zeros(graph.num_rows, product.shape[1]).index_add(0, row, product)

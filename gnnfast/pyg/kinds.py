@@ -186,8 +186,8 @@ class Joined:
 
 
 class Term:
-    """``act(scale * src + shift + edge)`` of the rows of sources, of destinations twice, and of edges, without what is ``None``.
-    Nobody else has the ``edge`` if it is ``own``."""
+    """``act(scale * src + shift + edge + product)`` of the rows of sources, of destinations twice, of edges ``[E, F]``, and of a
+    linear layer's features of edges and weight, without what is ``None``. Nobody else has the ``edge`` if it is ``own``."""
 
     def __init__(
         self,
@@ -196,19 +196,29 @@ class Term:
         shift: Gathered | None = None,
         edge: Tensor | None = None,
         own: bool = False,
+        product: tuple[Tensor, Tensor] | None = None,
         act: str = "identity",
     ) -> None:
         self.src, self.scale, self.shift, self.edge, self.own, self.act = src, scale, shift, edge, own, act
-        self.version = None if edge is None else version_of(edge)
+        self.product = product
+        self.versions = [*map(version_of, self.of_edges)]
 
     @property
     def ends(self) -> list[Gathered]:
         return [kind for kind in (self.src, self.scale, self.shift) if kind is not None]
 
     @property
+    def of_edges(self) -> list[Tensor]:
+        return [t for t in (self.edge, *(self.product or ())) if t is not None]
+
+    @property
     def is_sum_with_edges(self) -> bool:
         """Of rows at sources, as in GINEConv, whose ReLU has a kernel on every device."""
-        return self.edge is not None and self.ends == [self.src]
+        return self.edge is not None and self.product is None and self.ends == [self.src]
+
+    def activated(self, act: str) -> Term:
+        """With an activation, in place of none."""
+        return Term(self.src, self.scale, self.shift, self.edge, self.own, self.product, act)
 
     @staticmethod
     def of(kind: Any) -> Term | None:
@@ -227,6 +237,11 @@ class Term:
         """The sum of both, neither of which has an activation."""
         if self.act != "identity" or other.act != "identity" or (self.src and other.src and (self.scale or other.scale)):
             return None
+        product = self.product or other.product
+        if self.product and other.product:
+            if self.product[0] is not other.product[0]:
+                return None
+            product = self.product[0], self.product[1] + other.product[1]
         if ((self.src and other.src) or (self.shift and other.shift)) and not saves(*self.ends, *other.ends):
             return None
 
@@ -236,10 +251,11 @@ class Term:
         edge, own = (self.edge, self.own) if self.edge is not None else (other.edge, other.own)
         if self.edge is not None and other.edge is not None:
             edge, own = self.edge + other.edge, True
-        return Term(total(self.src, other.src), self.scale or other.scale, total(self.shift, other.shift), edge, own)
+        src, shift = total(self.src, other.src), total(self.shift, other.shift)
+        return Term(src, self.scale or other.scale, shift, edge, own, product)
 
     def check(self) -> None:
-        if self.edge is not None and version_of(self.edge) != self.version:  # somebody has written into it since
+        if self.versions != [*map(version_of, self.of_edges)]:  # somebody has written into them since
             raise Exists
 
     def value(self) -> Tensor:
@@ -255,6 +271,9 @@ class Term:
             out, fresh = one.now(), one.source is None  # type: ignore[union-attr]
         if self.edge is not None:
             out = self.edge if out is None else out.add_(self.edge) if fresh else out + self.edge
+        if self.product is not None:
+            multiplied = functional.linear(*self.product)
+            out = multiplied if out is None else multiplied.add_(out)
         assert out is not None
         return out if self.act == "identity" else FUNCTIONS[ACTIVATIONS[self.act]](out)  # type: ignore[no-any-return]
 
@@ -267,7 +286,10 @@ class Term:
             if not self.own and torch.is_grad_enabled():  # a framework that keeps the sum allows users to write into theirs
                 edge = edge.clone(memory_format=torch.contiguous_format)
         src, scale, shift = (None if kind is None else kind.saved() for kind in (self.src, self.scale, self.shift))
-        return gates.Factor(src, scale, shift, edge, self.act)
+        attr, matrix = self.product or (None, None)
+        if attr is not None and matrix is not None:
+            attr, matrix = attr.clone() if torch.is_grad_enabled() else attr, matrix.t()
+        return gates.Factor(src, scale, shift, edge, attr, matrix, self.act)
 
 
 class Gate:
@@ -307,7 +329,7 @@ class Gate:
 
     @property
     def requires_grad(self) -> bool:
-        of_edges = [self.weight, *(term.edge for term in self.terms)]
+        of_edges = [self.weight, *(t for term in self.terms for t in term.of_edges)]
         return any(t.requires_grad for t in (*(kind.x for kind in self.ends), *of_edges) if t is not None)
 
     def check(self) -> None:
@@ -339,7 +361,7 @@ class Gate:
         return edges.shaped(out, self.shape[1:])
 
     def _extremum(self, reduce: str, training: bool) -> Tensor | None:
-        rows = [n for n, term in enumerate(self.terms) if term.act == "identity" and term.ends == [term.src] and term.edge is None]
+        rows = [n for n, term in enumerate(self.terms) if term.act == "identity" and term.ends == [term.src] and not term.of_edges]
         if len(self.terms) == 1 or not rows:
             return None
         src = self.terms[rows[0]].src

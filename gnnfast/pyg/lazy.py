@@ -122,7 +122,7 @@ def _activation(function: Any, name: str) -> Any:
             return NotImplemented
         if not gates.takes(kind.like) and not (name == "relu" and term.is_sum_with_edges):
             return NotImplemented
-        return Gate(Term(term.src, term.scale, term.shift, term.edge, term.own, name))
+        return Gate(term.activated(name))
 
     return handler
 
@@ -156,6 +156,7 @@ def _linear_of_parts(joined: Joined, weight: Tensor, bias: Tensor | None) -> Any
     """The sum of a product for each part, of which those at nodes are small."""
     joined.check()
     total: Tensor | None = None
+    later: tuple[Tensor, Tensor] | None = None
     begin = 0
     by_side: dict[int, Tensor] = {}
     for part in joined.parts:
@@ -164,6 +165,8 @@ def _linear_of_parts(joined: Joined, weight: Tensor, bias: Tensor | None) -> Any
         if isinstance(part, Gathered):
             product = functional.linear(part.kept(), columns)
             by_side[part.side] = product if part.side not in by_side else by_side[part.side] + product
+        elif later is None and not part.requires_grad and part.shape[1] <= gates.MOST_DEPTH and gates.takes(joined.like):
+            later = part, columns
         else:
             product = functional.linear(part, columns)
             total = product if total is None else total + product
@@ -172,7 +175,7 @@ def _linear_of_parts(joined: Joined, weight: Tensor, bias: Tensor | None) -> Any
         by_side[side] = by_side[side] + bias
     joined.call.gained = True
     src, dst = (Gathered(joined.call, by_side[side], side, True) if side in by_side else None for side in (BY_SRC, BY_DST))
-    return Gate(Term(src, shift=dst, edge=total, own=True))
+    return Gate(Term(src, shift=dst, edge=total, own=True, product=later))
 
 
 @_handles(torch.cat, torch.concat)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnfast import _native
 from gnnfast.config import settings
-from gnnfast.dispatch import edges
+from gnnfast.dispatch import edges, gates
 from gnnfast.dispatch.execute import aggregate, edge_relu
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.features import aggregate_csr, unsupported
@@ -20,6 +20,7 @@ from gnnfast.graph.formats import BY_SRC
 from gnnfast.pyg import bounded, general, guards
 from gnnfast.pyg.adjacency import graph_of
 from gnnfast.pyg.attention import dot_attention, is_first_and_small
+from gnnfast.pyg.layers import is_product
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, Message, means_relu
 from gnnfast.pyg.verdict import COLLECT, GENERIC, check_module, refused, served
 from gnnfast.reporting import fell_back, ran
@@ -142,6 +143,8 @@ def _relu_sum(
         graph.args(csc=torch.is_grad_enabled())
     except (IndexError, ValueError) as error:  # a bad index or size: PyG raises its own error
         raise Unsupported(f"invalid input: {error}") from None
+    if lin is not None and _is_narrow_product(lin, of_edges, x):
+        return _relu_sum_of_product(graph, x, of_edges, lin, place)
     if lin is not None:  # from here on nothing is refused: hooks of the layer have seen it run
         of_edges = lin(of_edges)
     if _fits(of_edges, shape, x):
@@ -149,6 +152,24 @@ def _relu_sum(
     ran(place, "gathers and sum", f"edge features are {of_edges.dtype} of shape {list(of_edges.shape)}")
     ends = edges.Ends(edge_index[int(sizes[2])], edge_index[int(not sizes[2])], lambda: graph)
     return edges.reduce((edges.gather(x, ends, BY_SRC) + of_edges).relu(), ends, "sum")
+
+
+def _is_narrow_product(lin: Any, of_edges: Tensor, x: Tensor) -> bool:
+    """Whether what a linear layer makes of features of edges, which get no gradient, need not exist for a kernel."""
+    if not gates.takes(x) or of_edges.dim() != 2 or of_edges.requires_grad or not is_product(lin):
+        return False
+    weight, bias, depth = lin.weight, lin.bias, of_edges.shape[1]
+    of_dtype = all(
+        t.dtype is x.dtype and not guards.operand("lin", t) for t in (of_edges, weight, *(() if bias is None else (bias,)))
+    )
+    return of_dtype and depth <= gates.MOST_DEPTH and weight.shape == (x.shape[1], depth) and not torch.is_autocast_enabled("cpu")
+
+
+def _relu_sum_of_product(graph: Graph, x: Tensor, of_edges: Tensor, lin: Any, place: str) -> Tensor:
+    if torch.is_grad_enabled():  # users may write into theirs
+        of_edges, x = of_edges.clone(), x.clone() if lin.bias is None else x
+    x = x if lin.bias is None else x + lin.bias
+    return gates.gate(graph, (gates.Factor(x, attr=of_edges, matrix=lin.weight.t(), act="relu"),), None, "sum", place)
 
 
 def _fits(t: Any, shape: tuple[int, int], like: Tensor) -> bool:

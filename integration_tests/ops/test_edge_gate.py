@@ -12,7 +12,7 @@ from torch.nn import functional
 from gnnfast import Graph
 from gnnfast.dispatch import gates
 from gnnfast.dispatch.gates import Factor
-from gnnfast.ops.edge_gate import WEIGHT, role
+from gnnfast.ops.edge_gate import PARTS, WEIGHT, is_of_sources, role
 from gnnfast.types import ACTIVATIONS
 
 FUNCTIONS = {
@@ -23,9 +23,12 @@ FUNCTIONS = {
     "softplus": functional.softplus,
     "silu": functional.silu,
 }
+DEPTH = 3
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6}
-# What the factors have, as letters: source, x scale, + shift, edge; and a weight.
+# What the factors have, as letters: source, x scale, + shift, edge, attr and matrix; and a weight.
 FORMS = {
+    "gate of attributes": (("s+a", "sa"), False),
+    "attributes alone": (("a",), True),
     "gate": (("s+", "s"), False),
     "gate of edges": (("s+e", "s+e"), False),
     "affine": (("sx+",), False),
@@ -33,16 +36,16 @@ FORMS = {
     "weighted difference": (("s+",), True),
     "edges alone": (("e", "s"), False),
     "destinations alone": (("+",), True),
-    "all": (("sx+e", "sx+e"), True),
+    "all": (("sx+ea", "sx+ea"), True),
 }
 
 
 def by_edges(edge_index, num_dst, factors, weight, reduce):
     src, dst = edge_index.long()
     product = 1 if weight is None else weight.unsqueeze(1)
-    for x, scale, shift, edge, act in factors:
+    for x, scale, shift, edge, attr, matrix, act in factors:
         z = 0 if x is None else x[src] if scale is None else scale[dst] * x[src]
-        z = z + (0 if shift is None else shift[dst]) + (0 if edge is None else edge)
+        z = z + (0 if shift is None else shift[dst]) + (0 if edge is None else edge) + (0 if attr is None else attr @ matrix)
         product = FUNCTIONS[act](z) * product
     out = product.new_zeros(num_dst, product.shape[1]).index_add(0, dst, product)
     return out / torch.bincount(dst, minlength=num_dst).clamp(min=1).unsqueeze(1) if reduce == "mean" else out
@@ -52,23 +55,31 @@ def made(name, form, acts, width, dtype, ids=torch.int64, of=GRAPHS):
     edge_index, num_src, num_dst = of[name]()
     rows = {"s": num_src, "x": num_dst, "+": num_dst, "e": edge_index.shape[1]}
     letters, weighted = FORMS[form]
-    factors = tuple(
-        Factor(*(2 * torch.randn(rows[c], width, dtype=dtype).requires_grad_() if c in has else None for c in "sx+e"), act)
-        for has, act in zip(letters, acts)
-    )
+
+    def factor(has, act):
+        of_rows = [2 * torch.randn(rows[c], width, dtype=dtype).requires_grad_() if c in has else None for c in "sx+e"]
+        shapes = ((rows["e"], DEPTH), (DEPTH, width)) if "a" in has else ()
+        attr, matrix = (torch.randn(shape, dtype=dtype) for shape in shapes) if shapes else (None, None)
+        return Factor(*of_rows, attr, None if matrix is None else matrix.requires_grad_(), act)
+
+    factors = tuple(map(factor, letters, acts))
     weight = torch.randn(rows["e"], dtype=dtype).requires_grad_() if weighted else None
     edge_index = edge_index.to(ids)
     return edge_index, Graph.from_edge_index(edge_index, (num_src, num_dst)), factors, weight
 
 
 def leaves(factors, weight):
-    return [t for t in (*itertools.chain(*(f[:4] for f in factors)), weight) if t is not None]
+    return [t for t in (*itertools.chain(*((*f[:4], f.matrix) for f in factors)), weight) if t is not None]
 
 
 def copied(factors, weight, to):
-    return tuple(Factor(*(t if t is None else to(t) for t in f[:4]), f.act) for f in factors), None if weight is None else to(
-        weight
-    )
+    """With ``to`` done to those that have gradients, in the order of ``leaves``, and ``attr`` in their dtype."""
+
+    def copy(f):
+        *of_rows, matrix = (t if t is None else to(t) for t in (*f[:4], f.matrix))
+        return Factor(*of_rows, f.attr if f.attr is None else f.attr.to(matrix.dtype), matrix, f.act)
+
+    return tuple(map(copy, factors)), None if weight is None else to(weight)
 
 
 def check(edge_index, graph, factors, weight, reduce, tolerance):
@@ -148,7 +159,7 @@ def test_derivatives(reduce, form):
 
 
 @pytest.mark.parametrize("create_graph", [False, True])
-@pytest.mark.parametrize("nth", range(9))
+@pytest.mark.parametrize("nth", range(11))
 def test_one_gradient_alone(nth, create_graph):
     edge_index, graph, factors, weight = made("random", "all", ("silu", "tanh"), 6, torch.float64)
     one = leaves(factors, weight)[nth]
@@ -183,14 +194,13 @@ def test_many_rows():
 def test_no_edges_no_nodes_no_features(width):
     for num_src, num_dst, edges in ((3, 4, 0), (0, 4, 0), (3, 0, 0), (0, 0, 0), (3, 4, 2)):
         edge_index = torch.zeros(2, edges, dtype=torch.int64)
-        factors = tuple(
-            Factor(*(torch.randn(n, width, requires_grad=True) for n in (num_src, num_dst, num_dst, edges))) for _ in "ab"
-        )
+        of_rows = [torch.randn(n, width, requires_grad=True) for n in (num_src, num_dst, num_dst, edges, 2)]
+        factors = (Factor(*of_rows[:4], torch.randn(edges, 2), of_rows[4]), Factor(*of_rows[:4]))
         weight = torch.randn(edges, requires_grad=True)
         graph = Graph.from_edge_index(edge_index, (num_src, num_dst))
         out = gates.gate(graph, factors, weight, "sum", "test")
         assert relative_error(out, by_edges(edge_index, num_dst, factors, weight, "sum")) < 1e-6
-        for t, grad in zip(leaves(factors, weight), torch.autograd.grad(out.sum(), leaves(factors, weight))):
+        for t, grad in zip((*of_rows, weight), torch.autograd.grad(out.sum(), (*of_rows, weight))):
             assert grad.shape == t.shape and (edges or not grad.any())
 
 
@@ -198,7 +208,7 @@ def test_no_edges_no_nodes_no_features(width):
 def test_ops(form):
     _, graph, factors, weight = made("random", form, ("sigmoid", "relu"), 8, torch.float32)
     args, ops = graph.args(csc=True), torch.ops.gnnfast
-    given = {role(k, part): getattr(f, part) for k, f in enumerate(factors) for part in ("src", "scale", "shift", "edge")}
+    given = {role(k, part): getattr(f, part) for part in ("matrix", *PARTS[:5]) for k, f in enumerate(factors)}
     given = {of: t.detach() for of, t in given.items() if t is not None}
     if weight is not None:
         given[WEIGHT] = weight.detach().view(-1, 1)
@@ -206,7 +216,7 @@ def test_ops(form):
     torch.library.opcheck(ops.edge_gate.default, (*args, parts, roles, acts, True))
     grad = torch.randn(graph.num_dst, 8)
     for transposed, way in ((False, args), (True, args.transposed)):
-        needs = [of for of in roles if (of in (role(0, "src"), role(1, "src"))) == transposed]
+        needs = [of for of in roles if is_of_sources(of) == transposed and of not in (role(0, "attr"), role(1, "attr"))]
         torch.library.opcheck(ops.edge_gate_backward.default, (*way, parts, roles, acts, grad, needs, transposed))
 
 
@@ -220,8 +230,11 @@ def test_what_is_refused():
         ([x], [0], [], "1 or 2 activations"),
         ([x], [0], [0, 0, 0], "1 or 2 activations"),
         ([x], [0], [6], "activation must be 0 to 5"),
-        ([x], [4], [0], "role must be 0 to 3"),
-        ([x, scale], [0, 9], [0, 0], "role must be 0 to 7"),
+        ([x], [6], [0], "role must be 0 to 5"),
+        ([x, scale], [0, 13], [0, 0], "role must be 0 to 11"),
+        ([x, edges], [0, 4], [0], "attr without a matrix"),
+        ([x, edges], [0, 5], [0], "matrix without one"),
+        ([x, edges, edges[:7]], [0, 4, 5], [0], r"parts\[2\]"),
         ([x, scale[1:]], [0, 1], [0], r"parts\[1\]"),
         ([x, shift[:, 1:]], [0, 2], [0], r"parts\[1\]"),
         ([x, edges[1:]], [0, 3], [0], r"parts\[1\]"),
@@ -232,7 +245,8 @@ def test_what_is_refused():
     ):
         with pytest.raises(RuntimeError, match=match):
             ops.edge_gate(*args, parts, roles, acts, False)
-    for needs, transposed in (([1], True), ([0], False), ([3], False), ([WEIGHT], False)):
+    matrix = torch.zeros(8, 8)
+    for needs, transposed in (([1], True), ([0], False), ([3], False), ([4], False), ([WEIGHT], False)):
         with pytest.raises(RuntimeError, match="no gradient"):
-            way = args.transposed if transposed else args
-            ops.edge_gate_backward(*way, [x, scale], [0, 1], [0], torch.zeros(graph.num_dst, 8), needs, transposed)
+            way, parts, roles = args.transposed if transposed else args, [x, scale, edges, matrix], [0, 1, 4, 5]
+            ops.edge_gate_backward(*way, parts, roles, [0], torch.zeros(graph.num_dst, 8), needs, transposed)

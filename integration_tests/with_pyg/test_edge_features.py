@@ -8,12 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from comparison import compare, run
-from graphs import GRAPHS
+from graphs import GRAPHS, relative_error
 from torch import nn as tnn
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn
 
 import gnnfast
+from gnnfast.dispatch import gates
 
 WIDTH, EDGE = 12, 3
 FUSED = "sum of relu(x_j + edge)"
@@ -281,3 +282,101 @@ def test_what_small_graphs_do_not_take_is_pygs(device, small):
     layer = nn.GINEConv(tnn.Linear(WIDTH, 5)).to(device)
     assert same(x, edge_index, edge_attr)  # an error: as many edge features are needed
     assert same(x, edge_index, torch.randn(edge_index.shape[1], WIDTH, device=device))
+
+
+# ---- features of edges that get no gradient, which a linear layer multiplies ----------------------------------------------------
+class Constant(tnn.Module):
+    def __init__(self, conv):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.conv(x, edge_index, edge_attr.detach())
+
+
+class Perceptron(nn.MessagePassing):
+    def __init__(self, aggr="sum", depth=EDGE):
+        super().__init__(aggr=aggr)
+        self.mlp = tnn.Sequential(tnn.Linear(2 * WIDTH + depth, 9), tnn.SiLU(), tnn.Linear(9, 4))
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.propagate(edge_index, x=x, edge_attr=edge_attr)
+
+    def message(self, x_i, x_j, edge_attr):
+        return self.mlp(torch.cat([x_i, edge_attr, x_j], -1))
+
+
+MULTIPLIED = {
+    "GINEConv": lambda: gine(edge_dim=EDGE),
+    "GINEConv without a bias": lambda: without_bias(gine(edge_dim=EDGE)),
+    "CGConv": lambda: nn.CGConv(WIDTH, EDGE, aggr="mean"),
+    "ResGatedGraphConv": lambda: nn.ResGatedGraphConv(WIDTH, 5, edge_dim=EDGE),
+    "perceptron": Perceptron,
+}
+
+
+def without_bias(layer):
+    layer.lin.register_parameter("bias", None)
+    return layer
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("name", MULTIPLIED)
+def test_products_that_do_not_exist(name, graph, device):
+    layer = Constant(MULTIPLIED[name]()).to(device, torch.float64)
+    report = compare(layer, *arguments("GINEConv, edge_dim", graph, device), tolerance=1e-9)
+    assert not report.fallbacks
+    if graph == "random" and device.type == "cpu":
+        assert kinds(report) <= {"gates, sum", "gates, mean"}
+
+
+@pytest.mark.parametrize("name", MULTIPLIED)
+def test_products_that_do_not_exist_in_32_bits_and_second_derivatives(name, device):
+    x, edge_index, edge_attr = arguments("GINEConv, edge_dim", "random", device, torch.float32)
+    layer = Constant(MULTIPLIED[name]()).to(device)
+    compare(layer, x, edge_index, edge_attr, tolerance=1e-5)
+    layer, x, edge_attr = layer.double(), x.double().requires_grad_(), edge_attr.double()
+
+    def second():
+        (grad,) = torch.autograd.grad(layer(x, edge_index, edge_attr).pow(2).sum(), x, create_graph=True)
+        return torch.autograd.grad(grad.pow(2).sum(), [x, *layer.parameters()], allow_unused=True)
+
+    found = second()
+    gnnfast.disable()
+    expected = second()
+    gnnfast.enable()
+    for f, e in zip(found, expected):
+        assert (f is None) == (e is None) and (e is None or relative_error(f, e) < 1e-9 or e.norm() < 1e-12)
+
+
+@pytest.mark.parametrize("name", MULTIPLIED)
+def test_users_may_write_into_features_that_were_multiplied(name, device):
+    x, edge_index, edge_attr = arguments("GINEConv, edge_dim", "random", device)
+    layer = MULTIPLIED[name]().to(device, torch.float64)
+
+    def run():
+        given, h = edge_attr.clone(), x.clone()
+        out = layer(h, edge_index, given)
+        if name not in ("GINEConv", "GINEConv without a bias"):  # whose linear layer keeps theirs in PyG
+            given.zero_()
+        if name in ("CGConv", "perceptron"):  # and of others one keeps features
+            h.zero_()
+        return torch.autograd.grad(out.pow(2).sum(), list(layer.parameters()), allow_unused=True)
+
+    found = run()
+    gnnfast.disable()
+    expected = run()
+    gnnfast.enable()
+    assert all(e is None or relative_error(f, e) < 1e-9 for f, e in zip(found, expected))
+
+
+def test_wide_features_of_edges_and_other_layers_are_multiplied_before(device):
+    x, edge_index, _ = arguments("GINEConv, edge_dim", "random", device)
+    wide = torch.randn(edge_index.shape[1], gates.MOST_DEPTH + 1, dtype=torch.float64, device=device)
+    compare(Constant(Perceptron(depth=wide.shape[1])).double(), x, edge_index, wide, tolerance=1e-9)
+    report = compare(Constant(gine(edge_dim=wide.shape[1])).double(), x, edge_index, wide, tolerance=1e-9)
+    assert FUSED in kinds(report)
+    layer, seen = gine(edge_dim=EDGE).to(device, torch.float64), []
+    layer.lin.register_forward_hook(lambda module, inputs, out: seen.append(out.shape) or 2 * out)
+    compare(Constant(layer), *arguments("GINEConv, edge_dim", "random", device), tolerance=1e-9)
+    assert seen

@@ -18,6 +18,10 @@ from torch_geometric.nn import MessagePassing  # noqa: E402
 
 F = 8
 
+# PyG writes a class's code for its first layer: after one of several aggregations no SAGEConv would take a sparse adjacency.
+for _layer in (nn.SAGEConv, nn.GraphConv):
+    _layer(1, 1)
+
 # name -> layer; all of them must be served by gnnfast in full
 LAYERS = {
     "GCNConv": lambda: nn.GCNConv(F, 5),

@@ -27,10 +27,10 @@ void parallel_chunks(int64_t chunks, const F& f) {
   });
 }
 
-// Calls f(row_begin, row_end) over ranges of rows that hold about equally many edges and rows: cost(i) = rowptr[i] + i is
-// monotone, so each cut is a binary search.
+// Calls f(row_begin, row_end, chunk) over ranges of rows that hold about equally many edges and rows: cost(i) = rowptr[i] + i
+// is monotone, so each cut is a binary search. There are at most as many chunks as threads.
 template <class F>
-void parallel_rows(const int32_t* rowptr, int64_t num_rows, int64_t work_per_edge, const F& f) {
+void parallel_row_chunks(const int32_t* rowptr, int64_t num_rows, int64_t work_per_edge, const F& f) {
   const int64_t total = int64_t{rowptr[num_rows]} + num_rows;
   const int64_t chunks = thread_count(total * work_per_edge, kGrain);
   auto cut = [&](int64_t chunk) {
@@ -45,7 +45,12 @@ void parallel_rows(const int32_t* rowptr, int64_t num_rows, int64_t work_per_edg
     }
     return lo;
   };
-  parallel_chunks(chunks, [&](int64_t c) { f(cut(c), c + 1 == chunks ? num_rows : cut(c + 1)); });
+  parallel_chunks(chunks, [&](int64_t c) { f(cut(c), c + 1 == chunks ? num_rows : cut(c + 1), c); });
+}
+
+template <class F>
+void parallel_rows(const int32_t* rowptr, int64_t num_rows, int64_t work_per_edge, const F& f) {
+  parallel_row_chunks(rowptr, num_rows, work_per_edge, [&](int64_t begin, int64_t end, int64_t) { f(begin, end); });
 }
 
 }  // namespace gnnfast

@@ -9,7 +9,7 @@
 namespace gnnfast {
 
 inline bool is_of_sources(int64_t role) { return role != kWeightRole && role % kParts == kSrc; }
-inline bool is_of_edges(int64_t role) { return role == kWeightRole || role % kParts == kEdge; }
+inline bool is_of_edges(int64_t role) { return role == kWeightRole || role % kParts == kEdge || role % kParts == kAttr; }
 
 inline bool has(const std::vector<int64_t>& roles, int64_t role) {
   return std::find(roles.begin(), roles.end(), role) != roles.end();
@@ -51,10 +51,22 @@ inline EdgeGateArgs gate_args(const Csr& a, bool transposed, const std::vector<T
     check_same_device(name.c_str(), parts[n], ref);
     GNNFAST_CHECK(role == kWeightRole || role % kParts != kScale || has(roles, role - kScale + kSrc),
                   "there is a scale, and no src");
-    const int64_t num_rows = is_of_edges(role) ? a.num_edges : is_of_sources(role) == transposed ? a.num_rows : -1;
+    const bool is_matrix = role != kWeightRole && role % kParts == kMatrix,
+               is_attr = role != kWeightRole && role % kParts == kAttr;
+    const int64_t num_rows = is_of_edges(role)                                 ? a.num_edges
+                             : !is_matrix && is_of_sources(role) == transposed ? a.num_rows
+                                                                               : -1;
     rows.push_back(check_features(name.c_str(), parts[n], num_rows));
-    check_size(name.c_str(), rows.back(), 1, role == kWeightRole ? 1 : args.width);
+    if (is_attr) args.factors[role / kParts].depth = rows.back().size(1);
+    if (!is_attr) check_size(name.c_str(), rows.back(), 1, role == kWeightRole ? 1 : args.width);
     part_at(args, role) = rows.back().const_data_ptr();
+  }
+  for (size_t n = 0; n < parts.size(); ++n) {
+    if (roles[n] == kWeightRole || roles[n] % kParts < kAttr) continue;
+    const bool is_attr = roles[n] % kParts == kAttr;
+    GNNFAST_CHECK(has(roles, is_attr ? roles[n] + 1 : roles[n] - 1),
+                  "there is an attr without a matrix, or a matrix without one");
+    if (!is_attr) check_size(("parts[" + std::to_string(n) + "]").c_str(), rows[n], 0, args.factors[roles[n] / kParts].depth);
   }
   return args;
 }
@@ -89,12 +101,16 @@ std::vector<Tensor> edge_gate_backward(GNNFAST_GRAPH_PARAMS, std::vector<Tensor>
   args.backward = true;
   args.grad = grad.const_data_ptr();
   for (const int64_t role : needs) {
-    GNNFAST_CHECK(has(roles, role) && is_of_sources(role) == transposed, "there is no gradient for the role ", role,
+    const bool is_attr = role != kWeightRole && role % kParts == kAttr,
+               is_matrix = role != kWeightRole && role % kParts == kMatrix;
+    GNNFAST_CHECK(has(roles, role) && is_of_sources(role) == transposed && !is_attr, "there is no gradient for the role ", role,
                   " in this walk");
     const bool of_edge = is_of_edges(role);
-    const std::initializer_list<int64_t> sizes = {of_edge ? args.a.num_edges : args.a.num_rows,
+    const std::initializer_list<int64_t> sizes = {of_edge     ? args.a.num_edges
+                                                  : is_matrix ? args.factors[role / kParts].depth
+                                                              : args.a.num_rows,
                                                   role == kWeightRole ? 1 : args.width};
-    const bool zero = of_edge && (may_leave_out(args.a) || args.width == 0);
+    const bool zero = is_matrix || (of_edge && (may_leave_out(args.a) || args.width == 0));
     grads.push_back(zero ? make_zeros(grad, sizes, dtype) : make_empty(grad, sizes, dtype));
     grad_at(args, role) = grads.back().mutable_data_ptr();
   }

@@ -83,6 +83,10 @@ inline void gate_block(const EdgeGateArgs& p, int64_t row, int64_t f) {
         }
         if (const T* shift = at(k, kShift, dst)) z += load_vector<L>(shift + n * L);
         if (const T* of_edge = at(k, kEdge, edge)) z += load_vector<L>(of_edge + n * L);
+        if (const T* attr = at(k, kAttr, id * p.factors[k].depth)) {
+          const T* matrix = at(k, kMatrix, f + n * L);
+          for (int64_t d = 0; d < p.factors[k].depth; ++d) z += attr[d] * load_vector<L>(matrix + d * width);
+        }
         value[k] = activate(p.factors[k].act, z, slope[k]);
       }
       if constexpr (WALK == kForward) {
@@ -101,6 +105,12 @@ inline void gate_block(const EdgeGateArgs& p, int64_t row, int64_t f) {
         } else {
           if (factor.grads[kEdge]) store_vector<L>(static_cast<T*>(factor.grads[kEdge]) + edge + n * L, d);
           if (factor.grads[kScale]) scaled[k][n] += d * of_src[k];
+          if (factor.grads[kMatrix]) {
+            const T* attr = at(k, kAttr, id * factor.depth);
+            T* to_matrix = static_cast<T*>(factor.grads[kMatrix]) + f + n * L;
+            for (int64_t i = 0; i < factor.depth; ++i, to_matrix += width)
+              store_vector<L>(to_matrix, load_vector<L>(to_matrix) + attr[i] * d);
+          }
         }
         sum[k][n] += d;
       }
