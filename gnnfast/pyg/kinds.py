@@ -397,7 +397,7 @@ class Projected:
     def aggregate(self, reduce: str, training: bool) -> Tensor | None:
         """The sum or mean at each destination."""
         self.check()
-        out = self.of.aggregate(reduce, training)
+        out = self.of.aggregate(reduce, training) if reduce in LINEAR else None
         if out is None or self.bias is None:
             return None if out is None else functional.linear(out, self.weight)
         degree = several.degrees(self.call.ends.towards(BY_DST), out.dtype)

@@ -163,6 +163,8 @@ MESSAGES = {
     "weighted gate": (lambda m, i, j, attr, at: attr * (i + j).relu() * attr, False, GATES),
     "gate of weighted rows": (lambda m, i, j, attr, at: (attr * j) * (i - j).sigmoid(), False, GATES),
     "perceptron": (lambda m, i, j, attr, at: m.lin(m.pair(torch.cat([i, j, attr], 1)).relu()), False, GATES),
+    "perceptron of a gate": (lambda m, i, j, attr, at: m.lin((i + j).sigmoid() * j), False, GATES),
+    "perceptron of weighted rows": (lambda m, i, j, attr, at: m.lin(j * attr), False, GATES),
     "perceptron without a bias": (lambda m, i, j, attr, at: tnn.functional.linear((i + j).tanh(), m.lin.weight), False, GATES),
     "gate of heads": (lambda m, i, j, attr, at: (i.view(-1, H, C) + j.view(-1, H, C)).sigmoid().view(-1, F), False, False),
     "gate of heads alone": (lambda m, i, j, attr, at: (i + j).sigmoid() * j, True, GATES),
