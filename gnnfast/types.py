@@ -20,7 +20,7 @@ KINDS = REDUCTIONS | {"var": 4, "std": 5}
 MOST_KINDS = 16
 
 # Of sums of edges' ends (plugin_src/edge_gate/edge_gate_args.h).
-ACTIVATIONS = {"identity": 0, "relu": 1, "sigmoid": 2, "tanh": 3, "softplus": 4, "silu": 5}
+ACTIVATIONS = {"identity": 0, "relu": 1, "sigmoid": 2, "tanh": 3, "softplus": 4, "silu": 5, "abs": 6}
 
 # Who gets the gradient of max and min (plugin_src/spmm/spmm.h). Users may ask for the first two.
 TIES = {"first": 1, "even": 2, "scatter": 3}

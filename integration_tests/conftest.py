@@ -87,5 +87,6 @@ def nothing_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gnnfast.features.TIMES_ON_CUDA", 1)
     monkeypatch.setattr("gnnfast.pyg.general.FEW", 0)
     monkeypatch.setattr("gnnfast.pyg.general.FEW_ON_CPU", 0)
+    monkeypatch.setattr("gnnfast.pyg.lazy.WIDE", 0)
     monkeypatch.setattr("gnnfast.dgl.backend.FEW_EDGES", -1)
     monkeypatch.setattr("gnnfast.dgl.backend.NARROW", 0)

@@ -28,6 +28,7 @@ _FUNCTIONS: dict[str, Any] = {
     "tanh": torch.tanh,
     "softplus": functional.softplus,
     "silu": functional.silu,
+    "abs": torch.abs,
 }
 FUNCTIONS = {number: _FUNCTIONS[name] for name, number in ACTIVATIONS.items()}
 

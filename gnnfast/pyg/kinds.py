@@ -224,7 +224,7 @@ class Term:
     def of(kind: Any) -> Term | None:
         """What rows are, if they are one; nothing is computed but negatives at nodes, of which there must be fewer than edges."""
         if isinstance(kind, Gate):
-            return kind.terms[0] if len(kind.terms) == 1 and kind.weight is None else None
+            return kind.terms[0] if len(kind.terms) == 1 and kind.weight is None and kind.number == 1 else None
         if isinstance(kind, Gathered):
             return Term(kind) if kind.side == BY_SRC else Term(shift=kind)
         if not isinstance(kind, Pair) or not saves(kind.a, kind.b):
@@ -253,6 +253,19 @@ class Term:
             edge, own = self.edge + other.edge, True
         src, shift = total(self.src, other.src), total(self.shift, other.shift)
         return Term(src, self.scale or other.scale, shift, edge, own, product)
+
+    def shifted(self, by: Tensor) -> Term | None:
+        """Plus what is the same for each edge, added at nodes; without an activation."""
+        src, shift = self.src, self.shift
+        if self.act != "identity":
+            return None
+        if shift is not None and saves(shift):
+            shift = shift.of(shift.kept() + by)
+        elif src is not None and self.scale is None and saves(src):
+            src = src.of(src.kept() + by)
+        else:
+            return None
+        return Term(src, self.scale, shift, self.edge, self.own, self.product)
 
     def check(self) -> None:
         if self.versions != [*map(version_of, self.of_edges)]:  # somebody has written into them since
@@ -293,10 +306,11 @@ class Term:
 
 
 class Gate:
-    """The product of one or two terms and, if given, a ``weight [E]``."""
+    """The product of one or two terms, a ``number`` and, if given, a ``weight [E]``."""
 
-    def __init__(self, *terms: Term, weight: Tensor | None = None) -> None:
-        self.terms, self.weight, self.version = terms, weight, None if weight is None else version_of(weight)
+    def __init__(self, *terms: Term, weight: Tensor | None = None, number: float = 1) -> None:
+        self.terms, self.weight, self.number = terms, weight, number
+        self.version = None if weight is None else version_of(weight)
 
     @staticmethod
     def of(kind: Any) -> Gate | None:
@@ -317,7 +331,8 @@ class Gate:
         self.check()
         other.check()
         weights = [g.weight for g in (self, other) if g.weight is not None]
-        return Gate(*terms, weight=math.prod(weights[1:], start=weights[0]) if weights else None)
+        weight = math.prod(weights[1:], start=weights[0]) if weights else None
+        return Gate(*terms, weight=weight, number=self.number * other.number)
 
     @property
     def ends(self) -> list[Gathered]:
@@ -339,13 +354,14 @@ class Gate:
     def value(self) -> Tensor:
         self.check()
         out = math.prod((term.value() for term in self.terms[1:]), start=self.terms[0].value())
-        return out if self.weight is None else out * self.weight.view(-1, *(1,) * (out.dim() - 1))
+        out = out if self.weight is None else out * self.weight.view(-1, *(1,) * (out.dim() - 1))
+        return out if self.number == 1 else out * self.number
 
     def aggregate(self, reduce: str, training: bool) -> Tensor | None:
         """The reduction at each destination; of an extremum, if it is one of weighted rows."""
         self.check()
         term, graph = self.terms[0], self.call.ends.towards(BY_DST)
-        is_one = len(self.terms) == 1 and self.weight is None
+        is_one = len(self.terms) == 1 and self.weight is None and self.number == 1
         if is_one and reduce == "sum" and term.act == "relu" and term.is_sum_with_edges and self.like.dtype in FEATURE_DTYPES:
             term.check()
             assert term.src is not None and term.edge is not None
@@ -358,7 +374,7 @@ class Gate:
         if weight is not None and torch.is_grad_enabled():
             weight = weight.clone()
         out = gates.gate(graph, factors, weight, reduce, self.call.place)
-        return edges.shaped(out, self.shape[1:])
+        return edges.shaped(out if self.number == 1 else out * self.number, self.shape[1:])
 
     def _extremum(self, reduce: str, training: bool) -> Tensor | None:
         rows = [n for n, term in enumerate(self.terms) if term.act == "identity" and term.ends == [term.src] and not term.of_edges]
@@ -368,6 +384,7 @@ class Gate:
         assert src is not None
         weight = self.terms[1 - rows[0]].value().flatten(1)
         weight = weight if self.weight is None else weight * self.weight.unsqueeze(1)
+        weight = weight if self.number == 1 else weight * self.number
         return Weighted(src, weight, weight.shape[1], self.shape[1:]).aggregate(reduce, training)
 
 

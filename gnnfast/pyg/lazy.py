@@ -99,12 +99,14 @@ def _by_row(function: Any) -> Callable[..., Any]:
     return handler
 
 
-for _function in (
-    *(getattr(where, name) for name in ("abs", "neg") for where in (torch, Tensor)),
-    *(functional.leaky_relu, functional.elu, functional.gelu),
-    Tensor.__neg__,
-):
+for _function in (functional.leaky_relu, functional.elu, functional.gelu):
     HANDLERS[_function] = _by_row(_function)
+
+
+@_handles(torch.neg, Tensor.neg, Tensor.__neg__)
+def _neg(t: Any) -> Any:
+    kind = kind_of(t)
+    return _multiplied(kind, -1) if isinstance(kind, (Gate, Pair)) else _by_row(torch.neg)(t)
 
 
 def _activation(function: Any, name: str) -> Any:
@@ -133,6 +135,7 @@ for _name, _functions in {
     "tanh": (torch.tanh, Tensor.tanh, functional.tanh),
     "softplus": (functional.softplus,),
     "silu": (functional.silu,),
+    "abs": (torch.abs, Tensor.abs, Tensor.__abs__),
 }.items():
     HANDLERS.update((_function, _activation(_function, _name)) for _function in _functions)
 
@@ -223,10 +226,21 @@ def _mul(a: Any, b: Any) -> Any:
         if any(narrow):
             return _weighted(kind, of_other.value())
         return _pair(kind, of_other, "mul")
+    if _is_number(other) and isinstance(kind, (Gate, Pair)):
+        return _multiplied(kind, other)
     if _is_number(other) or _is_of_all(other, kind):
         return kind.of(kind.kept() * other) if saves(kind) else NotImplemented
     found = _weighted(kind, other)
     return _product(kind, other if of_other is None else of_other) if found is NotImplemented else found
+
+
+def _multiplied(kind: Any, number: float) -> Any:
+    """A gate times a number."""
+    gate = Gate.of(kind) if gates.takes(kind.like) else None
+    if gate is None:
+        return NotImplemented
+    gate.check()
+    return Gate(*gate.terms, weight=gate.weight, number=gate.number * number)
 
 
 def _product(a: Any, b: Any) -> Any:
@@ -240,7 +254,7 @@ def _product(a: Any, b: Any) -> Any:
             return NotImplemented
         gate.check()
         weight = b.view(-1) if gate.weight is None else gate.weight * b.view(-1)
-        return Gate(*gate.terms, weight=weight)
+        return Gate(*gate.terms, weight=weight, number=gate.number)
     if type(b) is not Tensor and (a.shape != b.shape or a.like.dtype is not b.like.dtype):
         return NotImplemented
     other = Gate(Term(edge=b)) if type(b) is Tensor else Gate.of(b)
@@ -281,6 +295,10 @@ def _added(a: Any, b: Any, how: str) -> Any:
         return kinds[0].of(getattr(kinds[0].x, how)(b))
     if how == "add":
         for kind, other in zip(kinds, (b, a)):
+            if isinstance(kind, (Gate, Pair)) and gates.takes(kind.like) and _is_of_all(other, kind):
+                term = Term.of(kind)
+                total = None if term is None else term.shifted(other)
+                return NotImplemented if total is None else Gate(total)
             if _is_of_edges(other, kind):
                 return _total(kind, Term(edge=other))
         if None not in kinds and kinds[0].shape == kinds[1].shape and kinds[0].like.dtype is kinds[1].like.dtype:
@@ -293,9 +311,11 @@ def _added(a: Any, b: Any, how: str) -> Any:
 @_handles(Tensor.div, torch.div, Tensor.true_divide, Tensor.__truediv__)
 def _div(a: Any, b: Any, **kwargs: Any) -> Any:
     kind = kind_of(a)
-    if kwargs or kind is None or not saves(kind) or not _is_number(b):
+    if kwargs or kind is None or not _is_number(b):
         return NotImplemented
-    return kind.of(kind.x / b)
+    if isinstance(kind, (Gate, Pair)) and b:
+        return _multiplied(kind, 1 / b)
+    return kind.of(kind.x / b) if saves(kind) else NotImplemented
 
 
 def _total(kind: Any, other: Any) -> Any:

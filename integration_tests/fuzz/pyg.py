@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 import gnnfast
 from fuzz.world import F, World
@@ -73,6 +74,67 @@ def user_classes() -> dict[str, Any]:
     return {c.__name__: c for c in (Plain, Weighted, Updated, StaticUpdate, Gathers, Checks, Cached, Own)}
 
 
+_UNARY: dict[str, Any] = {
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "tanh": Tensor.tanh,
+    "softplus": functional.softplus,
+    "silu": functional.silu,
+    "abs": Tensor.abs,
+    "neg": lambda a: -a,
+    "twice": lambda a: 2 * a,
+    "view": lambda a: a.view(-1, 2, a.shape[1] // 2).flatten(1),
+}
+_BINARY: dict[str, Any] = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b}
+
+
+def formula(r: random.Random, depth: int) -> Any:
+    """Names of functions with their arguments, in tuples, down to what a message is given."""
+    if not depth or r.random() < 0.15:
+        return r.choice(["x_i", "x_j", "x_j", "wide", "column"])
+    what = r.choice([*_UNARY, "linear", "shifted", *_BINARY, *_BINARY, "joined"])
+    return (what, *(formula(r, depth - 1) for _ in range(2 if what in _BINARY or what == "joined" else 1)))
+
+
+@functools.cache
+def formula_class() -> Any:
+    from torch_geometric.nn import MessagePassing
+
+    class Formula(MessagePassing):
+        """Whose message is a random formula of what both ends and the edge have."""
+
+        def __init__(self, tree, constant, **options):
+            super().__init__(**options)
+            self.tree, self.constant = tree, constant
+            self.linear, self.joined = torch.nn.Linear(F, F), torch.nn.Linear(2 * F + 2, F)
+            self.wide, self.shift = torch.nn.Linear(2, F), torch.nn.Parameter(torch.randn(F))
+
+        def forward(self, x, edge_index, edge_weight=None):
+            ids = torch.arange(edge_index.shape[1], device=x.device, dtype=x.dtype)
+            attr = torch.stack([ids.cos(), ids.sin()], 1)
+            return self.propagate(edge_index, x=x, attr=attr if self.constant else attr * self.shift.sum())
+
+        def message(self, x_i, x_j, attr):
+            found = self.value(self.tree, {"x_i": x_i, "x_j": x_j, "attr": attr})
+            return found.expand(-1, F) if found.shape[1] == 1 else found
+
+        def value(self, tree, given):
+            if tree == "wide":
+                return self.wide(given["attr"])
+            if isinstance(tree, str):
+                return given["attr"][:, :1] if tree == "column" else given[tree]
+            what, *rest = tree
+            a, *more = (self.value(t, given) for t in rest)
+            if what in _BINARY:
+                return _BINARY[what](a, *more)
+            a, *more = (t.expand(-1, F) if t.shape[1] == 1 else t for t in (a, *more))
+            if what == "joined":
+                return self.joined(torch.cat([a, *more, given["attr"]], -1))
+            return a + self.shift if what == "shifted" else self.linear(a) if what == "linear" else _UNARY[what](a)
+
+    return Formula
+
+
 def pyg_layer(r: random.Random) -> tuple[str, Any]:
     """A layer from F to F features, called as (x, edge_index, edge_weight or None)."""
     nn, yes, aggr = _pyg(), lambda: r.random() < 0.5, r.choice(["sum", "mean", "max", "min"])
@@ -127,9 +189,10 @@ def pyg_layer(r: random.Random) -> tuple[str, Any]:
         "LEConv": lambda: nn.LEConv(F, F),
         "GeneralConv": lambda: nn.GeneralConv(F, F, heads=2, attention=yes()),
         "MultiAggregation": lambda: nn.SAGEConv(F, F, aggr=["mean", "max", "var"]),
+        "Formula": lambda: formula_class()(formula(r, 4), yes(), aggr=r.choice([aggr, "sum", "mean"]), flow=flow),
         **{name: (lambda c=c: c(aggr=aggr, flow=flow)) for name, c in user_classes().items()},
     }
-    common = ["GCNConv", "SAGEConv", "GraphConv", "Plain", "Weighted", "GATConv", "TransformerConv"]
+    common = ["GCNConv", "SAGEConv", "GraphConv", "Plain", "Weighted", "GATConv", "TransformerConv", "Formula"]
     name = r.choice([*makers, *common * 3])
     layer = makers[name]()
     layer.takes_weight = name in (
@@ -155,7 +218,7 @@ class Pyg(World):
         self.weight_kind = r.choice(["none", "constant", "constant", "leaf", "parameter", "parameter"])
         self.x_kind, self.x_form = r.choice(["constant", "leaf", "parameter"]), r.choice(["plain"] * 3 + ["relu", "strided", "nan"])
         # Which of their gradients are then finite is not PyG's: products with parameters are made at nodes.
-        if self.name in ("PNAConv", "AGNNConv", "GeneralConv", "SuperGATConv", "FeaStConv") and self.x_form == "nan":
+        if self.name in ("PNAConv", "AGNNConv", "GeneralConv", "SuperGATConv", "FeaStConv", "Formula") and self.x_form == "nan":
             self.x_form = "plain"
         self.edge_form = r.choice(["plain"] * 4 + ["strided", "EdgeIndex", "int32"])
         self.settings = r.choice([{}] * 4 + [{"kernel": "gas"}, {"kernel": "gar"}, {"feature_density_threshold": 1.0}])
@@ -274,7 +337,7 @@ class Pyg(World):
             self.layers[1] = copy.deepcopy(self.layers[0])
         elif how == "state_dict":
             self.layers[1].load_state_dict(self.layers[0].state_dict())
-        elif self.name not in user_classes():
+        elif self.name not in user_classes() and self.name != "Formula":
             self.layers[1] = pickle.loads(pickle.dumps(self.layers[0]))
 
     def reset(self, r: random.Random) -> None:

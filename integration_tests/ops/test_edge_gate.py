@@ -22,6 +22,7 @@ FUNCTIONS = {
     "tanh": torch.tanh,
     "softplus": functional.softplus,
     "silu": functional.silu,
+    "abs": torch.abs,
 }
 DEPTH = 3
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6}
@@ -229,7 +230,7 @@ def test_what_is_refused():
         ([x], [0, 1], [0], "a role for each"),
         ([x], [0], [], "1 or 2 activations"),
         ([x], [0], [0, 0, 0], "1 or 2 activations"),
-        ([x], [0], [6], "activation must be 0 to 5"),
+        ([x], [0], [7], "activation must be 0 to 6"),
         ([x], [6], [0], "role must be 0 to 5"),
         ([x, scale], [0, 13], [0, 0], "role must be 0 to 11"),
         ([x, edges], [0, 4], [0], "attr without a matrix"),

@@ -60,9 +60,10 @@ AS_IT_RUNS = {
 
 
 @pytest.mark.parametrize("name", AS_IT_RUNS)
-def test_what_is_said_of_layers_as_they_run(name, device):
-    from gnnfast.pyg import coverage
+def test_what_is_said_of_layers_as_they_run(name, device, monkeypatch):
+    from gnnfast.pyg import coverage, lazy
 
+    monkeypatch.setattr(lazy, "WIDE", 8)  # as it is: positions are narrow
     assert AS_IT_RUNS.keys() == coverage.AS_IT_RUNS.keys()
     edge_index, n, _ = GRAPHS["random"]()
     torch.set_default_device(device)

@@ -34,7 +34,7 @@ inline EdgeGateArgs gate_args(const Csr& a, bool transposed, const std::vector<T
   GNNFAST_CHECK(parts.size() == roles.size(), "there must be a role for each of the arrays, got ", roles.size(), " for ",
                 parts.size());
   for (int k = 0; k < args.count; ++k) {
-    GNNFAST_CHECK(0 <= acts[k] && acts[k] <= kSilu, "an activation must be 0 to ", int{kSilu}, ", got ", acts[k]);
+    GNNFAST_CHECK(0 <= acts[k] && acts[k] <= kAbs, "an activation must be 0 to ", int{kAbs}, ", got ", acts[k]);
     args.factors[k].act = static_cast<Activation>(acts[k]);
   }
   const Tensor& ref = parts[0];

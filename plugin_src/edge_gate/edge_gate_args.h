@@ -28,7 +28,7 @@
 namespace gnnfast {
 
 // gnnfast.types.ACTIVATIONS. softplus is v itself above 20, as in torch.
-enum Activation : int { kIdentity, kRelu, kSigmoid, kTanh, kSoftplus, kSilu };
+enum Activation : int { kIdentity, kRelu, kSigmoid, kTanh, kSoftplus, kSilu, kAbs };
 
 enum GatePart : int { kSrc, kScale, kShift, kEdge, kAttr, kMatrix, kParts };
 constexpr int kMostFactors = 2;

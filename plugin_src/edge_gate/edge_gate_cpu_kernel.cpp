@@ -41,6 +41,10 @@ inline V activate(Activation act, const V& v, V& slope) {
       slope = s + v * of.large * of.small;
       return v * s;
     }
+    case kAbs: {
+      slope = v > 0 ? one : v < 0 ? -one : v;  // 0, or NaN
+      return absolute(v);
+    }
     default:
       slope = one;
       return v;
