@@ -10,9 +10,9 @@ namespace {
 
 constexpr int kPrefetch = 8;  // edges ahead
 
-// The activation, and its derivative.
+// The activation, and its derivative. A call would compute both where one is wanted, and pass vectors through memory.
 template <class V>
-inline V activate(Activation act, const V& v, V& slope) {
+[[gnu::always_inline]] inline V activate(Activation act, const V& v, V& slope) {
   const V one = V{} + 1;
   switch (act) {
     case kRelu: {
@@ -54,7 +54,7 @@ inline V activate(Activation act, const V& v, V& slope) {
 enum Walk { kForward, kToDst, kToSrc };
 
 // N vectors of L features from f on, of COUNT factors.
-template <class T, Walk WALK, int COUNT, int L, int N>
+template <class T, Walk WALK, int COUNT, bool PRODUCTS, int L, int N>
 inline void gate_block(const EdgeGateArgs& p, int64_t row, int64_t f) {
   using V = vec_t<T, L>;
   constexpr int kFirstFar = WALK == kToSrc ? kScale : kSrc, kLastFar = WALK == kToSrc ? kShift : kSrc;
@@ -87,7 +87,7 @@ inline void gate_block(const EdgeGateArgs& p, int64_t row, int64_t f) {
         }
         if (const T* shift = at(k, kShift, dst)) z += load_vector<L>(shift + n * L);
         if (const T* of_edge = at(k, kEdge, edge)) z += load_vector<L>(of_edge + n * L);
-        if (const T* attr = at(k, kAttr, id * p.factors[k].depth)) {
+        if (const T* attr = PRODUCTS ? at(k, kAttr, id * p.factors[k].depth) : nullptr) {
           const T* matrix = at(k, kMatrix, f + n * L);
           for (int64_t d = 0; d < p.factors[k].depth; ++d) z += attr[d] * load_vector<L>(matrix + d * width);
         }
@@ -109,7 +109,7 @@ inline void gate_block(const EdgeGateArgs& p, int64_t row, int64_t f) {
         } else {
           if (factor.grads[kEdge]) store_vector<L>(static_cast<T*>(factor.grads[kEdge]) + edge + n * L, d);
           if (factor.grads[kScale]) scaled[k][n] += d * of_src[k];
-          if (factor.grads[kMatrix]) {
+          if (PRODUCTS && factor.grads[kMatrix]) {
             const T* attr = at(k, kAttr, id * factor.depth);
             T* to_matrix = static_cast<T*>(factor.grads[kMatrix]) + f + n * L;
             for (int64_t i = 0; i < factor.depth; ++i, to_matrix += width)
@@ -140,29 +140,34 @@ inline void gate_block(const EdgeGateArgs& p, int64_t row, int64_t f) {
   }
 }
 
-template <class T, Walk WALK, int COUNT>
+template <class T, Walk WALK, int COUNT, bool PRODUCTS>
 void gate_rows(const EdgeGateArgs& p, int64_t row_begin, int64_t row_end) {
   for (int64_t row = row_begin; row < row_end; ++row)
     for_blocks<T, 2>(p.width, [&](auto lanes, auto vectors, int64_t f) {
-      gate_block<T, WALK, COUNT, decltype(lanes)::value, decltype(vectors)::value>(p, row, f);
+      gate_block<T, WALK, COUNT, PRODUCTS, decltype(lanes)::value, decltype(vectors)::value>(p, row, f);
     });
 }
 
-template <class T>
+template <class T, int COUNT, bool PRODUCTS>
 void gate_rows_of(const EdgeGateArgs& p, int64_t row_begin, int64_t row_end) {
-  auto run = [&](auto one, auto two) { (p.count == 2 ? two : one)(p, row_begin, row_end); };
-  if (!p.backward)
-    run(gate_rows<T, kForward, 1>, gate_rows<T, kForward, 2>);
-  else if (p.transposed)
-    run(gate_rows<T, kToSrc, 1>, gate_rows<T, kToSrc, 2>);
-  else
-    run(gate_rows<T, kToDst, 1>, gate_rows<T, kToDst, 2>);
+  const auto run = !p.backward    ? gate_rows<T, kForward, COUNT, PRODUCTS>
+                   : p.transposed ? gate_rows<T, kToSrc, COUNT, PRODUCTS>
+                                  : gate_rows<T, kToDst, COUNT, PRODUCTS>;
+  run(p, row_begin, row_end);
 }
 
 }  // namespace
 
 void edge_gate_rows(const EdgeGateArgs& p, DType dtype, int64_t row_begin, int64_t row_end) {
-  (dtype == kDouble ? gate_rows_of<double> : gate_rows_of<float>)(p, row_begin, row_end);
+  bool products = false;
+  for (int k = 0; k < p.count; ++k) products |= p.factors[k].parts[kAttr] != nullptr;
+  auto run = [&](auto type) {
+    using T = typename decltype(type)::type;
+    const auto one = products ? gate_rows_of<T, 1, true> : gate_rows_of<T, 1, false>;
+    const auto two = products ? gate_rows_of<T, 2, true> : gate_rows_of<T, 2, false>;
+    (p.count == 2 ? two : one)(p, row_begin, row_end);
+  };
+  dtype == kDouble ? run(Type<double>{}) : run(Type<float>{});
 }
 
 }  // namespace gnnfast::GNNFAST_ISA
