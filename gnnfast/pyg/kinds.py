@@ -32,6 +32,7 @@ class Gathered:
 
     def __init__(self, call: Any, x: Tensor, side: int, own: bool = False, source: Any = None) -> None:
         self.call, self.x, self.side, self.own, self.source = call, x, side, own, source
+        self._kept: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -59,8 +60,10 @@ class Gathered:
         keeps rows of edges. Those of nodes without edges are 0: what a gradient of 0 is multiplied with must be finite."""
         if self.own or not self.call.grad_enabled:
             return self.x
-        used = _used(self.call.ends.towards(self.side))
-        return torch.where(used.view(-1, *(1,) * (self.x.dim() - 1)), self.x, 0)
+        if self._kept is None:
+            used = _used(self.call.ends.towards(self.side))
+            self._kept = torch.where(used.view(-1, *(1,) * (self.x.dim() - 1)), self.x, 0)
+        return self._kept
 
     def saved(self) -> Tensor:
         """The same for kernels, which read no rows of nodes without edges: ``[nodes, F]``."""
