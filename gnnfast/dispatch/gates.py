@@ -41,12 +41,14 @@ MOST_DEPTH = 32  # D up to which multiplying in each walk takes less time than w
 
 def takes(x: Tensor) -> bool:
     """Whether there are kernels for rows like these."""
-    return x.dtype in (torch.float32, torch.float64) and not x.is_cuda
+    return x.dtype in (torch.float32, torch.float64)
 
 
 def gate(graph: Graph, factors: tuple[Factor, ...], weight: Tensor | None, reduce: str, place: str) -> Tensor:
     """The sum or mean over the in-edges of each node of the product of one or two ``factors`` and, if given, a ``weight [E]`` in
     the user's edge order: ``[num_dst, F]``, 0 where there are no edges. Differentiable any number of times."""
+    if next(t for t in factors[0] if t is not None).is_cuda:  # whose kernels make no products
+        factors = tuple(map(_multiplied, factors))
     given = {role(k, part): t for k, f in enumerate(factors) for part in PARTS if (t := getattr(f, part)) is not None}
     if weight is not None:
         given[WEIGHT] = weight.view(-1, 1)
@@ -57,6 +59,13 @@ def gate(graph: Graph, factors: tuple[Factor, ...], weight: Tensor | None, reduc
     count(graph, place, f"gates, {reduce}", "over CSR, no message exists", parts[0].nbytes)
     how = roles, [ACTIVATIONS[f.act] for f in factors], reduce == "mean"
     return (_gate if needs_grad else _gated)(args, *how, *parts)  # type: ignore[no-any-return]
+
+
+def _multiplied(factor: Factor) -> Factor:
+    if factor.attr is None or factor.matrix is None:
+        return factor
+    product = factor.attr @ factor.matrix
+    return factor._replace(edge=product if factor.edge is None else factor.edge + product, attr=None, matrix=None)
 
 
 def _gated(args: Matrix, roles: list[int], acts: list[int], mean: bool, *parts: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ _WHOLE = {
 
 # What their own message() turns out to be as it runs (gnnfast.pyg.lazy).
 _WEIGHTED = "SpMM with the coefficients that its own message() computes"
-_GATES = "sums of gates on a CPU; on a GPU gathers and reductions around its own message()"
+_GATES = "sums of gates"
 AS_IT_RUNS = {
     **dict.fromkeys(("FeaStConv", "GMMConv", "HypergraphConv", "SuperGATConv"), _WEIGHTED),
     **dict.fromkeys(("CGConv", "FiLMConv", "LEConv", "PointTransformerConv", "ResGatedGraphConv"), _GATES),
@@ -72,7 +72,7 @@ def _row(cls: Any) -> Row:
         return Row(cls.__name__, "in part", "gathers, and what its own aggregate() calls of PyG")
     if cls.__name__ in AS_IT_RUNS:
         how = AS_IT_RUNS[cls.__name__]
-        return Row(cls.__name__, "fused" if how is _WEIGHTED else "on a CPU", how)
+        return Row(cls.__name__, "fused", how)
     if found is None:
         return Row(cls.__name__, "in part", "gathers and reductions around its own message()")
     if found.form in RELU_FORMS:

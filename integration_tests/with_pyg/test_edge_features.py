@@ -373,8 +373,8 @@ def test_users_may_write_into_features_that_were_multiplied(name, device):
 def test_wide_features_of_edges_and_other_layers_are_multiplied_before(device):
     x, edge_index, _ = arguments("GINEConv, edge_dim", "random", device)
     wide = torch.randn(edge_index.shape[1], gates.MOST_DEPTH + 1, dtype=torch.float64, device=device)
-    compare(Constant(Perceptron(depth=wide.shape[1])).double(), x, edge_index, wide, tolerance=1e-9)
-    report = compare(Constant(gine(edge_dim=wide.shape[1])).double(), x, edge_index, wide, tolerance=1e-9)
+    compare(Constant(Perceptron(depth=wide.shape[1])).to(device, torch.float64), x, edge_index, wide, tolerance=1e-9)
+    report = compare(Constant(gine(edge_dim=wide.shape[1])).to(device, torch.float64), x, edge_index, wide, tolerance=1e-9)
     assert FUSED in kinds(report)
     layer, seen = gine(edge_dim=EDGE).to(device, torch.float64), []
     layer.lin.register_forward_hook(lambda module, inputs, out: seen.append(out.shape) or 2 * out)

@@ -128,7 +128,7 @@ def kinds(report):
 @pytest.mark.parametrize("graph", ["random", "hub", "no_edges", "isolated", "self_loops_and_duplicates", "sorted"])
 def test_layer(name, graph, device):
     report = compare(layer_of(name, device), *arguments(name, graph, device), tolerance=1e-9)
-    gates = device.type == "cpu" and name in GATES and GRAPHS[graph]()[0].shape[1] >= LARGE
+    gates = name in GATES and GRAPHS[graph]()[0].shape[1] >= LARGE
     assert any(kind.startswith("gates" if gates else ("gathers", "gar", "gas", "gates")) for kind in kinds(report))
 
 

@@ -132,7 +132,7 @@ def caught(m, i, j, attr, at):
         return j
 
 
-# (function, whether heads have a dimension, whether messages need not exist; GATES: on a CPU, for sums and means)
+# (function, whether heads have a dimension, whether messages need not exist; GATES: for sums and means)
 GATES = "gates"
 MESSAGES = {
     "attention": (attention, True, True),
@@ -220,7 +220,7 @@ def test_message(name, graph, device):
         kernels = {kernel for _, kernel, _ in report.kernels}
         if fused is None and aggr == "sum":
             assert graph == "no_edges" or "sum of relu(x_j + edge)" in kernels
-        elif graph == "random" and fused == GATES and aggr != "max" and device.type == "cpu":
+        elif graph == "random" and fused == GATES and aggr != "max":
             assert f"gates, {aggr}" in kernels
         elif graph == "random" and (fused is True or name in FUSED_ANYWAY):
             assert {f"gar {aggr}", f"gas {aggr}"} & kernels
@@ -380,7 +380,7 @@ def test_layers_of_pyg(name, make, device):
     torch.manual_seed(0)
     x, edge_index, _ = arguments("self_loops_and_duplicates", device)
     report = compare(make().to(device, torch.float64), x, edge_index, tolerance=1e-9)
-    gates = device.type == "cpu" and name in ("ResGatedGraphConv", "LEConv", "FiLMConv", "CGConv")
+    gates = name in ("ResGatedGraphConv", "LEConv", "FiLMConv", "CGConv")
     fused = name.split()[0] in ("SuperGATConv", "FeaStConv", "ResGatedGraphConv", "HypergraphConv", "GeneralConv")
     kernels = {kernel for _, kernel, _ in report.kernels}
     assert gates == bool(kernels & {"gates, sum", "gates, mean"})

@@ -2,6 +2,7 @@
 // their order.
 #include "edge_gate_cpu_kernel.h"
 
+#include "activate.h"
 #include "common/simd.h"
 #include "common/vector_math.h"
 
@@ -10,46 +11,24 @@ namespace {
 
 constexpr int kPrefetch = 8;  // edges ahead
 
-// The activation, and its derivative. A call would compute both where one is wanted, and pass vectors through memory.
-template <class V>
-[[gnu::always_inline]] inline V activate(Activation act, const V& v, V& slope) {
-  const V one = V{} + 1;
-  switch (act) {
-    case kRelu: {
-      slope = v <= 0 ? V{} : one;
-      return v <= 0 ? V{} : v;
-    }
-    case kSigmoid: {
-      const Logistic<V> of(-absolute(v));
-      slope = of.large * of.small;
-      return v < 0 ? of.small : of.large;
-    }
-    case kTanh: {
-      const Logistic<V> of(-2 * absolute(v));
-      slope = 4 * of.large * of.small;
-      return hyperbolic_tangent(v, of);
-    }
-    case kSoftplus: {
-      const Logistic<V> of(-absolute(v));
-      const V soft = log_one_plus(of.e) + (v < 0 ? V{} : v);
-      slope = v > 20 ? one : v < 0 ? of.small : of.large;
-      return v > 20 ? v : soft;
-    }
-    case kSilu: {
-      const Logistic<V> of(-absolute(v));
-      const V s = v < 0 ? of.small : of.large;
-      slope = s + v * of.large * of.small;
-      return v * s;
-    }
-    case kAbs: {
-      slope = v > 0 ? one : v < 0 ? -one : v;  // 0, or NaN
-      return absolute(v);
-    }
-    default:
-      slope = one;
-      return v;
+struct Vectors {
+  template <class V>
+  static V absolute(const V& v) {
+    return gnnfast::GNNFAST_ISA::absolute(v);
   }
-}
+  template <class V>
+  static Logistic<V> logistic(const V& minus_absolute) {
+    return Logistic<V>(minus_absolute);
+  }
+  template <class V>
+  static V hyperbolic_tangent(const V& v, const Logistic<V>& of) {
+    return gnnfast::GNNFAST_ISA::hyperbolic_tangent(v, of);
+  }
+  template <class V>
+  static V log_one_plus(const V& e) {
+    return gnnfast::GNNFAST_ISA::log_one_plus(e);
+  }
+};
 
 enum Walk { kForward, kToDst, kToSrc };
 
@@ -91,7 +70,7 @@ inline void gate_block(const EdgeGateArgs& p, int64_t row, int64_t f) {
           const T* matrix = at(k, kMatrix, f + n * L);
           for (int64_t d = 0; d < p.factors[k].depth; ++d) z += attr[d] * load_vector<L>(matrix + d * width);
         }
-        value[k] = activate(p.factors[k].act, z, slope[k]);
+        value[k] = activate<Vectors>(p.factors[k].act, z, slope[k]);
       }
       if constexpr (WALK == kForward) {
         sum[0][n] += weight * (COUNT == 2 ? value[0] * value[COUNT - 1] : value[0]);

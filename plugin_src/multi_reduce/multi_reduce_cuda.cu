@@ -2,53 +2,14 @@
 // feature of a row by itself.
 #include <torch/csrc/stable/library.h>
 
+#include "common/lane.cuh"
 #include "common/vec.cuh"
-#include "common/walk.cuh"
 #include "multi_reduce.h"
 #include "reduce_row.h"
 #include "spmm/spmm_cuda.cuh"
 
 namespace gnnfast {
 namespace {
-
-// What the reducers have in common: the lane's features, and the columns of a batch of edges.
-template <class T, int VEC, int TPR, int FLIGHT>
-struct Lane {
-  static constexpr int kTpr = TPR, kFlight = FLIGHT, kColumns = kFlight > TPR ? kFlight / TPR : 1;
-  static constexpr bool kReadAhead = TPR < kWarp, kHot = true;
-
-  const Csr& a;
-  const int lane;
-  const int64_t f;
-  const bool active;
-
-  __device__ Lane(const Csr& a, int lane, int64_t f, bool active) : a(a), lane(lane), f(f), active(active) {}
-
-  struct Edges {
-    int col[kColumns];
-
-    template <int LANES>
-    __device__ void read(const Lane& m, int first, int end) {
-#pragma unroll
-      for (int u = 0; u < kColumns; ++u) {
-        const int slot = first + u * LANES + m.lane % LANES;
-        col[u] = slot < end ? __ldg(m.a.col + slot) : 0;
-      }
-    }
-  };
-
-  // Calls found(c, column) for the edges j .. j + kFlight - 1 of the group. One that does not exist is the last one that does,
-  // so that loads need no branch.
-  template <int LANES, bool WHOLE, class F>
-  __device__ void columns(int j, int group, int count, const Edges& edges, const F& found) const {
-    constexpr int G = LANES / TPR;
-#pragma unroll
-    for (int c = 0; c < kFlight; ++c) {
-      const int wanted = (j + c) * G + group, k = WHOLE ? wanted : max(min(wanted, count - 1), 0);
-      found(c, int64_t{from_lane<LANES, TPR>(edges.col, k, c)});
-    }
-  }
-};
 
 // Workspace of the pieces of long rows: `values` [4, num_pieces, F] and `ties` [2, num_pieces, F].
 template <class T>
@@ -58,8 +19,8 @@ struct ReducePieces {
 };
 
 template <class T, int VEC, int TPR>
-struct Statistics : Lane<T, VEC, TPR, 4> {
-  using Base = Lane<T, VEC, TPR, 4>;
+struct Statistics : Lane<TPR, 4, false> {
+  using Base = Lane<TPR, 4, false>;
   struct State {
     T sum[VEC], square[VEC], most[VEC], least[VEC];  // least is that of -x
     int32_t most_ties[VEC], least_ties[VEC];
@@ -69,8 +30,8 @@ struct Statistics : Lane<T, VEC, TPR, 4> {
   const ReducePieces<T> pieces;
   State now;
 
-  __device__ Statistics(const MultiReduceArgs& p, ReducePieces<T> pieces, int lane, int64_t f, bool active)
-      : Base(p.a, lane, f, active), p(p), pieces(pieces) {}
+  __device__ Statistics(const MultiReduceArgs& p, ReducePieces<T> pieces, const LaneFeatures& own)
+      : Base(p.a, own), p(p), pieces(pieces) {}
 
   __device__ State& state() { return now; }
 
@@ -96,12 +57,12 @@ struct Statistics : Lane<T, VEC, TPR, 4> {
   template <int LANES, bool WHOLE>
   __device__ void take(int j, int group, int count, int, const typename Base::Edges& edges) {
     Raw<T, VEC> gathered[Base::kFlight];
-    this->template columns<LANES, WHOLE>(j, group, count, edges, [&](int c, int64_t col) {
+    this->template edges_of_step<LANES, WHOLE>(j, group, count, edges, [&](int c, int64_t col, int64_t) {
       gathered[c].load(static_cast<const T*>(p.x) + col * p.width + this->f);
     });
 #pragma unroll
     for (int c = 0; c < Base::kFlight; ++c) {
-      if (!WHOLE && (j + c) * (LANES / TPR) + group >= count) continue;
+      if (!Base::template exists<LANES, WHOLE>(j, group, count, c)) continue;
 #pragma unroll
       for (int i = 0; i < VEC; ++i) {
         const T v = gathered[c].get(i);
@@ -178,8 +139,8 @@ struct Statistics : Lane<T, VEC, TPR, 4> {
 
 // Two edges in flight: of each a lane holds up to six vectors.
 template <class T, int VEC, int TPR>
-struct ShareSum : Lane<T, VEC, TPR, 2> {
-  using Base = Lane<T, VEC, TPR, 2>;
+struct ShareSum : Lane<TPR, 2, false> {
+  using Base = Lane<TPR, 2, false>;
   struct State {
     T acc[VEC];
   };
@@ -189,8 +150,8 @@ struct ShareSum : Lane<T, VEC, TPR, 2> {
   State now;
   T self[VEC];
 
-  __device__ ShareSum(const ReduceBackwardArgs& p, ReducePieces<T> pieces, int lane, int64_t f, bool active)
-      : Base(p.a, lane, f, active), p(p), pieces(pieces) {}
+  __device__ ShareSum(const ReduceBackwardArgs& p, ReducePieces<T> pieces, const LaneFeatures& own)
+      : Base(p.a, own), p(p), pieces(pieces) {}
 
   __device__ State& state() { return now; }
 
@@ -210,7 +171,7 @@ struct ShareSum : Lane<T, VEC, TPR, 2> {
     const ReduceLayout& l = p.layout;
     Raw<T, VEC> linear[Base::kFlight], square[Base::kFlight], best[2][Base::kFlight], share[2][Base::kFlight];
     const int64_t width = p.width, stride = l.rows * width;
-    this->template columns<LANES, WHOLE>(j, group, count, edges, [&](int c, int64_t col) {
+    this->template edges_of_step<LANES, WHOLE>(j, group, count, edges, [&](int c, int64_t col, int64_t) {
       const T* shares = static_cast<const T*>(p.shares) + col * stride + this->f;
       if (l.linear >= 0) linear[c].load(shares + l.linear * width);
       if (l.square >= 0) square[c].load(shares + l.square * width);
@@ -224,7 +185,7 @@ struct ShareSum : Lane<T, VEC, TPR, 2> {
     });
 #pragma unroll
     for (int c = 0; c < Base::kFlight; ++c) {
-      if (!WHOLE && (j + c) * (LANES / TPR) + group >= count) continue;
+      if (!Base::template exists<LANES, WHOLE>(j, group, count, c)) continue;
 #pragma unroll
       for (int i = 0; i < VEC; ++i) {
         if (l.linear >= 0) now.acc[i] += linear[c].get(i);
@@ -254,19 +215,14 @@ struct ShareSum : Lane<T, VEC, TPR, 2> {
 template <template <class, int, int> class R, class T, int VEC, int TPR, class Args>
 __global__ void __launch_bounds__(kBlock, sizeof(T) == 8 ? 2 : 3)
     multi_reduce_kernel(const Args p, const ReducePieces<T> pieces, int slab_lanes, int short_rows) {
-  // Lanes without features of their own repeat the last ones, so that no load needs a check, and store nothing.
-  const int lane = threadIdx.x % kWarp, t = lane % TPR;
-  const int64_t wanted = (int64_t{blockIdx.y} * slab_lanes + t) * VEC;
-  const bool active = t < slab_lanes && wanted < p.width;
-  const int64_t f = active ? wanted : min((int64_t{blockIdx.y} + 1) * slab_lanes * VEC, p.width) - VEC;
-  R<T, VEC, TPR> mine(p, pieces, lane, f, active);
+  R<T, VEC, TPR> mine(p, pieces, features_of_lane<VEC, TPR>(p.width, slab_lanes));
   walk_items(mine, p.a, short_rows);
 }
 
 template <template <class, int, int> class R, class T, class Args>
 __global__ void __launch_bounds__(kBlock) multi_reduce_combine_kernel(const Args p, const ReducePieces<T> pieces) {
   using One = R<T, 1, kWarp>;
-  auto make = [&](int64_t f) { return One(p, pieces, threadIdx.x % kWarp, f, true); };
+  auto make = [&](int64_t f) { return One(p, pieces, {static_cast<int>(threadIdx.x) % kWarp, f, true}); };
   combine_items<One>(p.a, p.width, make, [&](const One& row, int64_t piece) { return row.load_piece(piece); });
 }
 
@@ -282,15 +238,11 @@ void launch_items(const Args& p, const ReducePieces<T>& pieces, int slab_lanes, 
   }
 }
 
-// The fewest lanes that cover a row, or a slab of one that is longer than a warp's loads.
 template <template <class, int, int> class R, class T, int VEC, class Args>
 void launch_width(const Args& p, const ReducePieces<T>& pieces, cudaStream_t stream) {
-  const int64_t lanes = (p.width + VEC - 1) / VEC;
-  const int slabs = static_cast<int>((lanes + kWarp - 1) / kWarp), slab = static_cast<int>((lanes + slabs - 1) / slabs);
-  if (slab <= 8) return launch_items<R, T, VEC, 8>(p, pieces, slab, slabs, stream);
-  if constexpr (VEC > 1)
-    if (slab <= 16) return launch_items<R, T, VEC, 16>(p, pieces, slab, slabs, stream);
-  return launch_items<R, T, VEC, 32>(p, pieces, slab, slabs, stream);
+  for_lanes<VEC>(p.width, [&](auto tpr, int slab_lanes, int slabs) {
+    launch_items<R, T, VEC, decltype(tpr)::value>(p, pieces, slab_lanes, slabs, stream);
+  });
 }
 
 // `values` and `ties`: how many planes of the pieces there are.

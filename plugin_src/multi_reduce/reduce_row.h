@@ -3,13 +3,8 @@
 
 #include <cmath>
 
+#include "common/host_device.h"
 #include "multi_reduce_args.h"
-
-#if defined(__CUDACC__)
-#define GNNFAST_ROW __host__ __device__ inline
-#else
-#define GNNFAST_ROW inline
-#endif
 
 namespace gnnfast {
 namespace {  // compiled once per instruction set: no copy may stand in for another
@@ -19,10 +14,10 @@ template <class T_>
 struct One {
   using T = T_;
   using V = T_;
-  static GNNFAST_ROW V load(const T* p) { return *p; }
-  static GNNFAST_ROW V count(const int32_t* p) { return static_cast<T>(*p); }
-  static GNNFAST_ROW void store(T* p, V v) { *p = v; }
-  static GNNFAST_ROW V root(V v) { return std::sqrt(v); }
+  static GNNFAST_HOST_DEVICE V load(const T* p) { return *p; }
+  static GNNFAST_HOST_DEVICE V count(const int32_t* p) { return static_cast<T>(*p); }
+  static GNNFAST_HOST_DEVICE void store(T* p, V v) { *p = v; }
+  static GNNFAST_HOST_DEVICE V root(V v) { return std::sqrt(v); }
 };
 
 // Of a row's x: sum, sum of squares, maximum, minimum.
@@ -33,8 +28,8 @@ struct RowStatistics {
 
 // out[k] of a row with edges.
 template <class Io>
-GNNFAST_ROW typename Io::V reduced(int kind, const RowStatistics<typename Io::V>& row, typename Io::T degree,
-                                   const typename Io::V& shift) {
+GNNFAST_HOST_DEVICE typename Io::V reduced(int kind, const RowStatistics<typename Io::V>& row, typename Io::T degree,
+                                           const typename Io::V& shift) {
   using V = typename Io::V;
   if (kind == kKindSum) return row.sum + degree * shift;
   if (kind == kKindMax) return row.most + shift;
@@ -48,7 +43,7 @@ GNNFAST_ROW typename Io::V reduced(int kind, const RowStatistics<typename Io::V>
 
 // The first step back for the features from f on of a row.
 template <class Io>
-GNNFAST_ROW void share_out(const ReduceSharesArgs& p, int64_t row, int64_t f) {
+GNNFAST_HOST_DEVICE void share_out(const ReduceSharesArgs& p, int64_t row, int64_t f) {
   using T = typename Io::T;
   using V = typename Io::V;
   const ReduceLayout& l = p.layout;
@@ -104,13 +99,13 @@ GNNFAST_ROW void share_out(const ReduceSharesArgs& p, int64_t row, int64_t f) {
 // What goes to who attains an extremum `best`, of numbers or vectors of such. Where that is NaN torch counts no edge and gives
 // each 0 times infinity.
 template <class V>
-GNNFAST_ROW V share_of(const V& self, const V& best, const V& share) {
+GNNFAST_HOST_DEVICE V share_of(const V& self, const V& best, const V& share) {
   return self == best ? share : best == best ? 0 * share : best;
 }
 
 // What an edge gets of its row, whose shares load(which) gives.
 template <class V, class Load>
-GNNFAST_ROW V share_of_edge(const ReduceLayout& l, const V& self, const Load& load) {
+GNNFAST_HOST_DEVICE V share_of_edge(const ReduceLayout& l, const V& self, const Load& load) {
   V found{};
   if (l.linear >= 0) found += load(l.linear);
   if (l.square >= 0) found += self * load(l.square);
@@ -120,14 +115,14 @@ GNNFAST_ROW V share_of_edge(const ReduceLayout& l, const V& self, const Load& lo
 }
 
 // The row of an edge whose message exists; negative if it is out of range.
-GNNFAST_ROW int64_t row_of(const ReduceEdgesArgs& p, int64_t edge) {
+GNNFAST_HOST_DEVICE int64_t row_of(const ReduceEdgesArgs& p, int64_t edge) {
   const int64_t row = p.index64 ? static_cast<const int64_t*>(p.index)[edge] : static_cast<const int32_t*>(p.index)[edge];
   return static_cast<uint64_t>(row) < static_cast<uint64_t>(p.num_rows) ? row : -1;
 }
 
 // The gradient of its message's features from f on.
 template <class Io>
-GNNFAST_ROW void edge_backward(const ReduceEdgesArgs& p, int64_t edge, int64_t f) {
+GNNFAST_HOST_DEVICE void edge_backward(const ReduceEdgesArgs& p, int64_t edge, int64_t f) {
   using T = typename Io::T;
   using V = typename Io::V;
   const int64_t row = row_of(p, edge), at = edge * p.width + f;
