@@ -13,6 +13,8 @@ KERNELS = (
     (r"(?:linear and )?gar (\w+)(?: and linear)?", r"\1 over edges grouped by destination (CSR)"),
     (r"(?:linear and )?gas (\w+)(?: and linear)?", r"\1 over edges as they come (COO)"),
     (r"several reductions", "several reductions, each neighbour read once"),
+    (r"softmax aggregation", "softmax aggregation, each neighbour read once"),
+    (r"gates, (\w+)", r"\1 of gates, no row per edge"),
     (r"attention", "attention in one kernel, nothing per edge"),
     (r"edge softmax", "softmax over the edges of each node"),
     (r"sparse features (\w+)", r"\1 of features without their zeros"),

@@ -53,6 +53,14 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
       "-> (Tensor, Tensor)");
   m.def("multi_reduce_backward(" GNNFAST_GRAPH ", Tensor x, Tensor shares, int[] kinds) -> Tensor");
   m.def("multi_reduce_edges(Tensor index, Tensor x, Tensor shares, int[] kinds) -> Tensor");
+  // softmax_reduce/softmax_reduce.h
+  m.def("softmax_reduce(" GNNFAST_GRAPH ", Tensor x, Tensor? t, float scale, bool train) -> (Tensor, Tensor, Tensor)");
+  m.def("softmax_reduce_backward(" GNNFAST_GRAPH
+        ", Tensor x, Tensor? t, float scale, Tensor most, Tensor share, Tensor out, bool need_t) -> (Tensor, Tensor)");
+  m.def(
+      "softmax_reduce_edges(Tensor index, Tensor x, Tensor? t, float scale, Tensor most, Tensor share, Tensor out, bool "
+      "need_t) "
+      "-> (Tensor, Tensor)");
   // edge_softmax/edge_softmax.h
   m.def("edge_softmax(" GNNFAST_GRAPH ", Tensor? score, Tensor? dst, Tensor? src, float slope) -> Tensor");
   m.def("edge_softmax_backward(" GNNFAST_GRAPH

@@ -47,7 +47,7 @@ def takes(x: Tensor) -> bool:
 def gate(graph: Graph, factors: tuple[Factor, ...], weight: Tensor | None, reduce: str, place: str) -> Tensor:
     """The sum or mean over the in-edges of each node of the product of one or two ``factors`` and, if given, a ``weight [E]`` in
     the user's edge order: ``[num_dst, F]``, 0 where there are no edges. Differentiable any number of times."""
-    if next(t for t in factors[0] if t is not None).is_cuda:  # whose kernels make no products
+    if graph.is_cuda:  # whose kernels make no products
         factors = tuple(map(_multiplied, factors))
     given = {role(k, part): t for k, f in enumerate(factors) for part in PARTS if (t := getattr(f, part)) is not None}
     if weight is not None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from gnnfast.pyg.known import replaced_in_scaler
+from torch import Tensor
+
+from gnnfast.dispatch.softened import Temperature
+from gnnfast.pyg.guards import PLAIN
+from gnnfast.pyg.known import replaced_in_scaler, replaced_in_softened
 from gnnfast.pyg.verdict import is_plain
 from gnnfast.types import MOST_KINDS
 from gnnfast.unsupported import Unsupported
@@ -37,6 +41,27 @@ def may_be_several(aggregation: Any) -> bool:
     """Whether it is worth to ask."""
     multiple, kinds = _classes()
     return type(aggregation) is multiple or kinds.get(type(aggregation)) in ("var", "std")
+
+
+def temperature_of(aggregation: Any, messages: Tensor) -> Temperature | None:
+    """That of PyG's softmax aggregation of ``messages [E, F]``; ``None`` for anything else."""
+    if type(aggregation) is not _softmax_class() or (aggregation.semi_grad and not aggregation.learn):
+        return None
+    if not is_plain(aggregation) or replaced_in_softened():
+        return None
+    t = aggregation.t
+    if type(t) in (int, float):
+        return Temperature(float(t))
+    if type(t) not in PLAIN or t.dtype is not messages.dtype or t.device != messages.device or t.dim() != 1:
+        return None
+    return Temperature(t=t.expand(messages.shape[1])) if t.shape[0] in (1, messages.shape[1]) else None
+
+
+@functools.cache
+def _softmax_class() -> Any:
+    from torch_geometric.nn import aggr
+
+    return aggr.SoftmaxAggregation
 
 
 @functools.cache

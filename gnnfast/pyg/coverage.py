@@ -25,8 +25,10 @@ _WHOLE = {
 # What their own message() turns out to be as it runs (gnnfast.pyg.lazy).
 _WEIGHTED = "SpMM with the coefficients that its own message() computes"
 _GATES = "sums of gates"
+_SOFTENED = "sums weighted by the softmax of what its own message() makes of nodes"
 AS_IT_RUNS = {
     **dict.fromkeys(("FeaStConv", "GMMConv", "HypergraphConv", "SuperGATConv"), _WEIGHTED),
+    "GENConv": _SOFTENED,
     **dict.fromkeys(("CGConv", "FiLMConv", "LEConv", "PointTransformerConv", "ResGatedGraphConv"), _GATES),
 }
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from gnnfast.config import settings
-from gnnfast.dispatch import edges, several
+from gnnfast.dispatch import edges, several, softened
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.graph import Graph
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.pyg import bounded, guards
 from gnnfast.pyg.adjacency import graph_of
-from gnnfast.pyg.aggregations import kinds_of, may_be_several
+from gnnfast.pyg.aggregations import kinds_of, may_be_several, temperature_of
 from gnnfast.pyg.messages import SPECIAL
 from gnnfast.pyg.rows import Call, existing, may_not_exist
 from gnnfast.pyg.verdict import COLLECT, GENERIC, Steps, check_steps
@@ -236,8 +236,14 @@ def _aggregate(
             kinds = ()  # one by one
         else:
             messages = existing(messages)
+    temperature = None if steps.reduce or kinds else _temperature(module, steps, messages)
+    if temperature is not None and rows is not None:
+        fused = rows.aggregate_softened(messages, module.node_dim, temperature)
+        if fused is not None:
+            return fused
+        messages = existing(messages)
     if (
-        (steps.reduce or kinds)
+        (steps.reduce or kinds or temperature is not None)
         and not guards.operand("messages", messages)
         and messages.dtype in FEATURE_DTYPES
         and _is_first(module.node_dim, messages)
@@ -248,6 +254,10 @@ def _aggregate(
             if why:
                 ran(steps.place, f"gathers and {steps.reduce}", why)
             return edges.reduce(messages, ends, steps.reduce)
+        if temperature is not None:
+            if why:
+                ran(steps.place, "gathers and softmax aggregation", why)
+            return softened.reduce_messages(messages, temperature, ends)
         if several.takes(messages):
             if why:
                 ran(steps.place, "gathers and several reductions", why)
@@ -262,17 +272,23 @@ def _aggregate(
         _reducing.ends, _reducing.index, _reducing.rows = before
 
 
+def _aggregation(module: Any, steps: Steps) -> Any:
+    """What aggregates, if it is known what of, and sums may not be sampled."""
+    current = settings()
+    if current.sample != "off" or current.kernel == "sampled" or steps.reduce or not steps.known_aggregate:
+        return None
+    return module.__dict__["_modules"].get("aggr_module")
+
+
+def _temperature(module: Any, steps: Steps, messages: Any) -> softened.Temperature | None:
+    return temperature_of(_aggregation(module, steps), messages) if several.takes(messages) else None
+
+
 def _several(module: Any, steps: Steps) -> tuple[str, ...]:
     """The reductions that PyG's aggregations put side by side; empty if they do something else, are sums and means alone, which
     keep no messages for their gradients, or may be sampled."""
-    aggregation, current = module.__dict__["_modules"].get("aggr_module"), settings()
-    if (
-        current.sample != "off"
-        or current.kernel == "sampled"
-        or steps.reduce
-        or not steps.known_aggregate
-        or not may_be_several(aggregation)
-    ):
+    aggregation = _aggregation(module, steps)
+    if not may_be_several(aggregation):
         return ()
     try:
         kinds = kinds_of(aggregation)

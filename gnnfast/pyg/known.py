@@ -74,6 +74,7 @@ FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
     (_AGGR + "multi", "MultiAggregation.combine"): ("ae213ef12eef",),
     (_BASIC, "VarAggregation.forward"): ("887c6b6866c5",),
     (_BASIC, "StdAggregation.forward"): ("b5509e26fbde",),
+    (_BASIC, "SoftmaxAggregation.forward"): ("4b5163e305ab",),
     (_UTILS + "_degree", "degree"): ("6134b925ac44",),
 }
 TRANSFORMER = _TRANSFORMER, "TransformerConv.message"
@@ -223,7 +224,13 @@ def replaced_in_layer(cls: type) -> str:
         return "a function"
 
 
-_SCALED = ("Sum", "Mean", "Max", "Min", "Var", "Std")
+# Functions of aggregations: class, name, module.
+_SCALERS = (
+    *((f"{name}Aggregation", "forward", _BASIC) for name in ("Sum", "Mean", "Max", "Min", "Var", "Std")),
+    ("DegreeScalerAggregation", "forward", _AGGR + "scaler"),
+    ("MultiAggregation", "forward", _AGGR + "multi"),
+    ("MultiAggregation", "combine", _AGGR + "multi"),
+)
 _BY_SCALER = (
     (_AGGR + "scaler", "degree", (_UTILS + "_degree", "degree")),
     (_UTILS + "_degree", "maybe_num_nodes", (_UTILS + "num_nodes", "maybe_num_nodes")),
@@ -232,19 +239,25 @@ _BY_SCALER = (
 )
 
 
+_SOFTENED = (("SoftmaxAggregation", "forward", _BASIC),)
+_BY_SOFTENED = (
+    (_BASIC, "softmax", (_UTILS + "_softmax", "softmax")),
+    (_BASE, "scatter", (_UTILS + "_scatter", "scatter")),
+    (_UTILS + "_scatter", "broadcast", (_UTILS + "_scatter", "broadcast")),
+    *_BY_SOFTMAX,
+)
+
+
 @functools.cache
-def _of_scaler() -> Watch:
-    methods = {(f"{name}Aggregation", "forward"): _BASIC for name in _SCALED}
-    methods |= {("DegreeScalerAggregation", "forward"): _AGGR + "scaler"}
-    methods |= {("MultiAggregation", name): _AGGR + "multi" for name in ("forward", "combine")}
-    classes = {cls: getattr(sys.modules[where], cls) for (cls, _), where in methods.items()}
+def _of_aggregations(methods: tuple[tuple[str, str, str], ...], rows: tuple[tuple[str, str, tuple[str, str]], ...]) -> Watch:
+    classes = {cls: getattr(sys.modules[where], cls) for cls, _, where in methods}
     inherited = tuple((cls, name) for cls in classes for name in ("__call__", "reduce"))
-    places, paths = _named(_BY_SCALER)
-    paths += tuple(f"{cls}.{name}" for cls, name in (*methods, *inherited))
+    places, paths = _named(rows)
+    paths += tuple(f"{cls}.{name}" for cls, name, *_ in (*methods, *inherited))
     container = torch.nn.Sequential
 
     def judge() -> str:
-        for (cls, name), where in methods.items():
+        for cls, name, where in methods:
             if not is_known(inspect.getattr_static(classes[cls], name), where, f"{cls}.{name}"):
                 return f"{cls}.{name}"
         for cls, name in inherited:
@@ -252,7 +265,7 @@ def _of_scaler() -> Watch:
                 return f"{cls}.{name}"
         if not _is_as_written(container.forward, "torch.nn.modules.container"):
             return "Sequential.forward"
-        return replaced_in_module(torch.nn.Module) or _replaced(_BY_SCALER)
+        return replaced_in_module(torch.nn.Module) or _replaced(rows)
 
     places |= classes | {"Module": torch.nn.Module, "Sequential": container}
     return Watch((), places, (*paths, *_OF_MODULE, "Sequential.forward"), judge)
@@ -260,8 +273,17 @@ def _of_scaler() -> Watch:
 
 def replaced_in_scaler() -> str:
     """What PyG's aggregations that are scaled by degree run, and is not PyG's own; empty if nothing."""
+    return _ask_aggregations(_SCALERS, _BY_SCALER)
+
+
+def replaced_in_softened() -> str:
+    """The same of PyG's softmax aggregation."""
+    return _ask_aggregations(_SOFTENED, _BY_SOFTENED)
+
+
+def _ask_aggregations(methods: tuple[tuple[str, str, str], ...], rows: tuple[tuple[str, str, tuple[str, str]], ...]) -> str:
     try:
-        return _of_scaler().verdict()  # type: ignore[no-any-return]
+        return _of_aggregations(methods, rows).verdict()  # type: ignore[no-any-return]
     except AttributeError:
         return "a function"
 

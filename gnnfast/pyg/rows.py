@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gnnfast.dispatch import edges, several
+from gnnfast.dispatch import edges, several, softened
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.pyg.kinds import Exists, Gathered, Joined, Kind, Weighted, version_of
@@ -65,6 +65,14 @@ class Call:
         x = kind.x.clone() if self.grad_enabled and kind.x.requires_grad and not kind.own else kind.x
         self.gained = True
         return several.reduce_shifted(self.ends.towards(BY_DST), x, None, kinds, self.place)
+
+    def aggregate_softened(self, messages: Any, dim: int, temperature: softened.Temperature) -> Tensor | None:
+        """The same of a sum weighted by the softmax of the messages."""
+        kind = kind_of(messages)
+        if not isinstance(kind, Gathered) or kind.side != BY_SRC or dim not in (0, -2):
+            return None
+        self.gained = True
+        return softened.reduce_rows(self.ends.towards(BY_DST), kind.kept().contiguous(), temperature, self.place)
 
     def any_reduction(self, messages: Any) -> bool:
         """Whether there are kernels for each reduction of messages, so that they never have to exist."""

@@ -12,7 +12,7 @@ import gnnfast
 
 pytest.importorskip("torch_geometric", reason="PyG is not installed")
 from torch_geometric import nn
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import MessagePassing, aggr
 from torch_geometric.utils import softmax
 
 H, C = 2, 4
@@ -213,19 +213,19 @@ def arguments(graph, device, dtype=torch.float64):
 @pytest.mark.parametrize("name", MESSAGES)
 def test_message(name, graph, device):
     function, heads, fused = MESSAGES[name]
-    for aggr in ("sum", "mean", "max"):
-        layer = Layer(function, aggr, heads).to(device, torch.float64)
+    for reduce in ("sum", "mean", "max"):
+        layer = Layer(function, reduce, heads).to(device, torch.float64)
         report = compare(layer, *arguments(graph, device), tolerance=1e-9)
         assert not report.fallbacks
         kernels = {kernel for _, kernel, _ in report.kernels}
-        if fused is None and aggr == "sum":
+        if fused is None and reduce == "sum":
             assert graph == "no_edges" or "sum of relu(x_j + edge)" in kernels
-        elif graph == "random" and fused == GATES and aggr != "max":
-            assert f"gates, {aggr}" in kernels
+        elif graph == "random" and fused == GATES and reduce != "max":
+            assert f"gates, {reduce}" in kernels
         elif graph == "random" and (fused is True or name in FUSED_ANYWAY):
-            assert {f"gar {aggr}", f"gas {aggr}"} & kernels
+            assert {f"gar {reduce}", f"gas {reduce}"} & kernels
         elif graph == "random":
-            assert f"gathers and {aggr}" in kernels or (fused is None and f"gates, {aggr}" in kernels)
+            assert f"gathers and {reduce}" in kernels or (fused is None and f"gates, {reduce}" in kernels)
 
 
 @pytest.mark.parametrize("name", ["attention", "dots", "joined", "a weight for each feature", "heads summed"])
@@ -392,16 +392,16 @@ SEVERAL = [["mean", "min", "max", "std"], ["sum", "var"], "std", ["max", "max", 
 
 
 @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
-@pytest.mark.parametrize("aggr", SEVERAL)
+@pytest.mark.parametrize("kinds", SEVERAL)
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_several_reductions(graph, aggr, flow, device):
+def test_several_reductions(graph, kinds, flow, device):
     """Of plain rows, which are never made, and of rows that exist: each is read once."""
     edge_index, num_src, num_dst = GRAPHS[graph]()
     x = torch.randn(max(num_src, num_dst), F, dtype=torch.float64, device=device)
     attr = torch.rand(edge_index.shape[1], 1, dtype=torch.float64, device=device)
     ways = (plain_rows, "several reductions"), (differences, "gathers and several reductions"), (dots, None)
     for function, kernel in ways:
-        report = compare(Layer(function, aggr, flow=flow).double(), x, edge_index.to(device), attr, tolerance=1e-8)
+        report = compare(Layer(function, kinds, flow=flow).double(), x, edge_index.to(device), attr, tolerance=1e-8)
         assert graph == "no_edges" or kernel in {None, *(k for _, k, _ in report.kernels)}
         assert not report.fallbacks
 
@@ -486,3 +486,113 @@ def test_messages_that_are_summed_may_be_written_into(device):
         results.append(torch.autograd.grad(out.sin().sum(), x)[0])
     gnnfast.enable()
     assert relative_error(*results) < 1e-9
+
+
+# ---- softmax aggregation -------------------------------------------------------------------------------------------------------
+def relu_rows(m, i, j, attr, at):
+    return j.relu() + 1e-7
+
+
+SOFTENED = {
+    "softmax": lambda: "softmax",
+    "a temperature": lambda: aggr.SoftmaxAggregation(t=-0.3),
+    "a temperature learned": lambda: aggr.SoftmaxAggregation(t=0.5, learn=True),
+    "temperatures": lambda: aggr.SoftmaxAggregation(learn=True, channels=F),
+}
+
+
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+@pytest.mark.parametrize("name", SOFTENED)
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_softmax_aggregation(graph, name, flow, device):
+    """Of rows at nodes, of which each is read once, and of rows that exist."""
+    edge_index, num_src, num_dst = GRAPHS[graph]()
+    x = torch.randn(max(num_src, num_dst), F, dtype=torch.float64, device=device)
+    attr = torch.rand(edge_index.shape[1], 1, dtype=torch.float64, device=device)
+    for function, kernel in ((relu_rows, "softmax aggregation"), (differences, "gathers and softmax aggregation")):
+        layer = Layer(function, SOFTENED[name](), flow=flow).to(device, torch.float64)
+        if name == "temperatures":
+            torch.nn.init.normal_(layer.aggr_module.t)
+        report = compare(layer, x, edge_index.to(device), attr, tolerance=1e-9)
+        assert graph != "random" or kernel in {k for _, k, _ in report.kernels}
+        assert not report.fallbacks
+
+
+@pytest.mark.parametrize("name", SOFTENED)
+@pytest.mark.parametrize("function", [relu_rows, differences])
+def test_second_derivatives_of_softmax_aggregation(function, name, device):
+    layer = Layer(function, SOFTENED[name]()).to(device, torch.float64)
+    x, edge_index, attr = arguments("random", device)
+    x.requires_grad_()
+    leaves = [x, *layer.aggr_module.parameters()]
+    results = []
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        grads = torch.autograd.grad(layer(x, edge_index, attr).sin().sum(), leaves, create_graph=True)
+        results.append(torch.autograd.grad(sum(g.square().sum() for g in grads), leaves))
+    gnnfast.enable()
+    assert all(relative_error(*pair) < 1e-9 for pair in zip(*results))
+
+
+def test_softmax_aggregations_that_are_pygs(device):
+    """Half a gradient, heads, hooks, and functions of the user's own; numbers agree."""
+    x, edge_index, attr = arguments("random", device)
+
+    class Own(aggr.SoftmaxAggregation):
+        def forward(self, *args, **kwargs):
+            return 2 * super().forward(*args, **kwargs)
+
+    hooked = aggr.SoftmaxAggregation()
+    hooked.register_forward_hook(lambda module, inputs, out: 3 * out)
+    for given, heads in ((aggr.SoftmaxAggregation(semi_grad=True), False), (Own(), False), (hooked, False), ("softmax", True)):
+        layer = Layer(relu_rows, given, heads).to(device, torch.float64)
+        report = compare(layer, x, edge_index, attr, tolerance=1e-9)
+        assert not any("softmax aggregation" in kernel for _, kernel, _ in report.kernels)
+    layer = Layer(relu_rows, "softmax").to(device, torch.float64)
+    layer.aggr_module.forward = lambda inputs, *args, **kwargs: (
+        5 * type(layer.aggr_module).forward(layer.aggr_module, inputs, *args, **kwargs)
+    )
+    compare(layer, x, edge_index, attr, tolerance=1e-9)
+    for dtype, tolerance in ((torch.float16, 1e-2), (torch.bfloat16, 5e-2)):
+        layer = Layer(relu_rows, "softmax").to(device, dtype)
+        compare(layer, x.to(dtype), edge_index, attr.to(dtype), tolerance=tolerance)
+
+
+def test_functions_of_softmax_aggregations_that_are_replaced(device, monkeypatch):
+    from torch_geometric.nn.aggr import basic
+
+    x, edge_index, attr = arguments("random", device)
+    layer = Layer(relu_rows, "softmax").to(device, torch.float64)
+    before = layer(x, edge_index, attr)
+    known = basic.softmax
+    monkeypatch.setattr(basic, "softmax", lambda *args, **kwargs: 2 * known(*args, **kwargs))
+    assert relative_error(layer(x, edge_index, attr), 2 * before) < 1e-12
+
+
+def test_features_of_softmax_aggregation_may_be_written_into(device):
+    _, edge_index, attr = arguments("random", device)
+    leaf = torch.randn(30, F, dtype=torch.float64, device=device, requires_grad=True)
+    layer = Layer(plain_rows, aggr.SoftmaxAggregation(learn=True)).to(device, torch.float64)
+    results = []
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        x = leaf * 2
+        out = layer(x, edge_index, attr)
+        x.zero_()
+        results.append(torch.autograd.grad(out.sin().sum(), [leaf, layer.aggr_module.t]))
+    gnnfast.enable()
+    assert all(relative_error(*pair) < 1e-9 for pair in zip(*results))
+
+
+def test_temperature_that_is_written_into_before_the_backward_pass(device):
+    """As in PyG, an error of autograd."""
+    x, edge_index, attr = arguments("random", device)
+    layer = Layer(relu_rows, aggr.SoftmaxAggregation(learn=True)).to(device, torch.float64)
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        out = layer(x.clone().requires_grad_(), edge_index, attr)
+        with torch.no_grad():
+            layer.aggr_module.t.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+    gnnfast.enable()

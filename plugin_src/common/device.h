@@ -16,6 +16,8 @@ struct MultiReduceArgs;
 struct ReduceSharesArgs;
 struct ReduceBackwardArgs;
 struct ReduceEdgesArgs;
+struct SoftmaxReduceArgs;
+struct SoftmaxBackwardArgs;
 struct SddmmArgs;
 struct EdgeSoftmaxArgs;
 struct AttentionArgs;
@@ -39,6 +41,8 @@ struct Cpu {
   static void multi_reduce_shares(const ReduceSharesArgs& args, const Tensor& grad);
   static void multi_reduce_backward(const ReduceBackwardArgs& args, const Tensor& x);
   static void multi_reduce_edges(const ReduceEdgesArgs& args, const Tensor& x);
+  static void softmax_reduce(const SoftmaxReduceArgs& args, const Tensor& x);
+  static void softmax_reduce_backward(const SoftmaxBackwardArgs& args, const Tensor& x);
   static void sddmm(const SddmmArgs& args, const Tensor& a);
   static void edge_softmax(const EdgeSoftmaxArgs& args, const Tensor& ref);
   static void attention(const AttentionArgs& args, const Tensor& x);
@@ -64,6 +68,8 @@ struct Cuda {
   static void multi_reduce_shares(const ReduceSharesArgs& args, const Tensor& grad);
   static void multi_reduce_backward(const ReduceBackwardArgs& args, const Tensor& x);
   static void multi_reduce_edges(const ReduceEdgesArgs& args, const Tensor& x);
+  static void softmax_reduce(const SoftmaxReduceArgs& args, const Tensor& x);
+  static void softmax_reduce_backward(const SoftmaxBackwardArgs& args, const Tensor& x);
   static void sddmm(const SddmmArgs& args, const Tensor& a);
   static void edge_softmax(const EdgeSoftmaxArgs& args, const Tensor& ref);
   static void attention(const AttentionArgs& args, const Tensor& x);
