@@ -3,6 +3,7 @@
 gnnfast bench layers --device cuda --out benchmarks/results/NAME     reddit-size random graph
 gnnfast bench layers --device cpu --out benchmarks/results/NAME      real graphs
 gnnfast bench layers --all --out benchmarks/results/NAME             messages of every kind; on CUDA an arxiv-size graph
+gnnfast bench layers --all --compiled ...                            beside PyG under torch.compile too
 """
 
 from __future__ import annotations
@@ -106,7 +107,15 @@ def gradients(layer: torch.nn.Module, x: Tensor, edge_index: Tensor) -> list[Ten
 
 
 def measure(
-    name: str, graph: str, edge_index: Tensor, nodes: int, width_in: int, width_out: int, x_grad: bool, repeats: int
+    name: str,
+    graph: str,
+    edge_index: Tensor,
+    nodes: int,
+    width_in: int,
+    width_out: int,
+    x_grad: bool,
+    repeats: int,
+    compiled: bool = False,
 ) -> dict[str, Any]:
     device = edge_index.device
     torch.manual_seed(0)
@@ -131,6 +140,8 @@ def measure(
             row[f"{label} GiB"] = timing.peak_gib(lambda: step(layer, x, edge_index), baseline)
         results[on] = gradients(layer, x, edge_index)
         row |= timing.sample(lambda: step(layer, x, edge_index), device, repeats).columns(label)
+    if compiled:
+        row |= _compiled(layer, x, edge_index, repeats)
     gnnfast.enable()
     # The floor: what of the layer is not message passing, which no aggregation kernel can speed up.
     row["layer without edges ms"] = timing.median_ms(lambda: step(layer, x, edge_index[:, :0]), device, repeats)
@@ -144,39 +155,61 @@ def measure(
     return row
 
 
+def _compiled(layer: torch.nn.Module, x: Tensor, edge_index: Tensor, repeats: int) -> dict[str, Any]:
+    """The columns of PyG's own layer under torch.compile; empty where that fails."""
+    torch._dynamo.reset()
+    call = torch.compile(layer)
+    try:
+        step(call, x, edge_index)
+        return timing.sample(lambda: step(call, x, edge_index), edge_index.device, repeats).columns("PyG compiled")
+    except Exception as error:
+        print(f"torch.compile: {type(error).__name__}", file=sys.stderr)
+        return {}
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gnnfast bench layers", description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--layers", nargs="*", choices=tuple(ALL), default=None)
     parser.add_argument("--all", action="store_true", help="layers of every kind of message")
-    parser.add_argument("--graphs", nargs="*", choices=tuple(graphs.REAL), help="on a CPU; all that are at hand if not given")
+    parser.add_argument(
+        "--graphs",
+        nargs="*",
+        choices=tuple(graphs.REAL),
+        help="real ones, on a CPU all that are at hand if not given; on a GPU in place of the large ones",
+    )
+    parser.add_argument("--compiled", action="store_true", help="PyG under torch.compile, too")
     tables.add_output(parser)
     options = parser.parse_args(arguments)
     device, rows = torch.device(options.device), []
     names = options.layers or list(ALL if options.all else LAYERS if device.type == "cpu" else ["GCNConv"])
-    if device.type == "cuda" and options.all:
+    if device.type == "cuda" and options.all and options.graphs is None:
         rowptr, col = graphs.community_order("arxiv", device)
         edge_index, nodes = graphs.to_edge_index(rowptr, col), rowptr.numel() - 1
         for name in names:
-            rows.append(measure(name, "arxiv", edge_index, nodes, 128, 128, True, 10))
-    elif device.type == "cuda":
+            rows.append(measure(name, "arxiv", edge_index, nodes, 128, 128, True, 10, options.compiled))
+    elif device.type == "cuda" and options.graphs is None:
         rowptr, col = graphs.random_order("reddit", device)
         edge_index = graphs.to_edge_index(rowptr, col)
         nodes = rowptr.numel() - 1
         del rowptr, col
         for name in names:
             for width in (16, 64, 128):
-                rows.append(measure(name, "reddit", edge_index, nodes, 602, width, False, 10))
+                rows.append(measure(name, "reddit", edge_index, nodes, 602, width, False, 10, options.compiled))
     else:
         found = [graph for graph in options.graphs or graphs.REAL if not graphs.missing(graph, "real")]
         if not found:
             print("without the real graphs (GNNFAST_DATA names no folder with them): made ones of such sizes", file=sys.stderr)
         for graph in found or graphs.MADE:
             edge_index, nodes = graphs.real(graph) if found else graphs.made(graph, device)
+            edge_index = edge_index.to(device)
             for name in names:
                 # A model's first layer, and the others; without parameters a first one has no gradients.
                 for x_grad in (False, True) if any(True for _ in ALL[name](1, 1).parameters()) else (True,):
-                    rows.append(measure(name, graph, edge_index, nodes, 64, 64, x_grad, 15))
+                    rows.append(measure(name, graph, edge_index, nodes, 64, 64, x_grad, 15, options.compiled))
+    for row in rows:
+        if "PyG compiled ms" in row:
+            row["PyG compiled / gnnfast"] = row["PyG compiled ms"] / row["gnnfast ms"]
     mean = [{"layers": len(rows), "geometric mean": timing.geometric_mean(r["PyG / gnnfast"] for r in rows)}]
     tables.write(options, f"PyG layers, forward and backward, on {options.device}", rows, device, mean)
     return 0

@@ -73,12 +73,16 @@ __device__ inline void activate_all(Activation act, T (&v)[VEC], T (&slope)[VEC]
 
 enum Walk { kForward, kToDst, kToSrc };
 
+// PLAIN: each factor has a src, may have a shift, and nothing else. Registers for what there might be cost half of the warps.
+template <Walk WALK, int COUNT, bool PLAIN>
+constexpr int kGateFlight = PLAIN && COUNT == 1 && WALK == kForward ? 4 : 2;
+
 // `pieces`: the sums of pieces of rows, [kSums, num_pieces, F]; `to_weight`: for each slab of features, [E].
-template <class T, Walk WALK, int COUNT, int VEC, int TPR>
-struct GateSum : Lane<TPR, 2, true> {
-  using Base = Lane<TPR, 2, true>;
+template <class T, Walk WALK, int COUNT, bool PLAIN, int VEC, int TPR>
+struct GateSum : Lane<TPR, kGateFlight<WALK, COUNT, PLAIN>, true> {
+  using Base = Lane<TPR, kGateFlight<WALK, COUNT, PLAIN>, true>;
   // To destinations: those of shift and scale.
-  static constexpr int kSums = WALK == kForward ? 1 : WALK == kToDst ? 2 * COUNT : COUNT;
+  static constexpr int kSums = WALK == kForward ? 1 : WALK == kToDst && !PLAIN ? 2 * COUNT : COUNT;
 
   struct State {
     T acc[kSums][VEC];
@@ -102,6 +106,8 @@ struct GateSum : Lane<TPR, 2, true> {
   }
 
   __device__ const T* rows(int k, int part) const { return static_cast<const T*>(p.factors[k].parts[part]); }
+  __device__ bool has(int k, int part) const { return PLAIN && part != kShift ? part == kSrc : rows(k, part) != nullptr; }
+  static constexpr __device__ int sum_of(int k, bool of_scale) { return PLAIN ? k : 2 * k + of_scale; }
 
   __device__ void start(int row, int) {
     const int64_t at = int64_t{row} * p.width + this->f;
@@ -112,10 +118,10 @@ struct GateSum : Lane<TPR, 2, true> {
 #pragma unroll
     for (int k = 0; k < COUNT; ++k) {
       if constexpr (WALK == kToSrc) {
-        if (rows(k, kSrc)) load_vector<VEC>(src[k], rows(k, kSrc) + at);
+        if (has(k, kSrc)) load_vector<VEC>(src[k], rows(k, kSrc) + at);
       } else {
-        if (rows(k, kScale)) load_vector<VEC>(scale[k], rows(k, kScale) + at);
-        if (rows(k, kShift)) load_vector<VEC>(shift[k], rows(k, kShift) + at);
+        if (has(k, kScale)) load_vector<VEC>(scale[k], rows(k, kScale) + at);
+        if (has(k, kShift)) load_vector<VEC>(shift[k], rows(k, kShift) + at);
       }
     }
     if constexpr (WALK == kToDst) load_vector<VEC>(grad, static_cast<const T*>(p.grad) + at);
@@ -139,12 +145,12 @@ struct GateSum : Lane<TPR, 2, true> {
 #pragma unroll
       for (int k = 0; k < COUNT; ++k) {
         if constexpr (WALK == kToSrc) {
-          if (rows(k, kScale)) given[c][k].scale.load(rows(k, kScale) + far);
-          if (rows(k, kShift)) given[c][k].shift.load(rows(k, kShift) + far);
+          if (has(k, kScale)) given[c][k].scale.load(rows(k, kScale) + far);
+          if (has(k, kShift)) given[c][k].shift.load(rows(k, kShift) + far);
         } else {
-          if (rows(k, kSrc)) given[c][k].src.load(rows(k, kSrc) + far);
+          if (has(k, kSrc)) given[c][k].src.load(rows(k, kSrc) + far);
         }
-        if (rows(k, kEdge)) given[c][k].edge.load(rows(k, kEdge) + id * p.width + this->f);
+        if (has(k, kEdge)) given[c][k].edge.load(rows(k, kEdge) + id * p.width + this->f);
       }
       if constexpr (WALK == kToSrc) far_grad[c].load(static_cast<const T*>(p.grad) + far);
       weight[c] = p.weight ? __ldg(static_cast<const T*>(p.weight) + id) : T{1};
@@ -158,12 +164,12 @@ struct GateSum : Lane<TPR, 2, true> {
 #pragma unroll
         for (int i = 0; i < VEC; ++i) {
           T z = 0;
-          if (rows(k, kSrc)) {
+          if (has(k, kSrc)) {
             z = WALK == kToSrc ? src[k][i] : of.src.get(i);
-            if (rows(k, kScale)) z *= WALK == kToSrc ? of.scale.get(i) : scale[k][i];
+            if (has(k, kScale)) z *= WALK == kToSrc ? of.scale.get(i) : scale[k][i];
           }
-          if (rows(k, kShift)) z += WALK == kToSrc ? of.shift.get(i) : shift[k][i];
-          if (rows(k, kEdge)) z += of.edge.get(i);
+          if (has(k, kShift)) z += WALK == kToSrc ? of.shift.get(i) : shift[k][i];
+          if (has(k, kEdge)) z += of.edge.get(i);
           value[k][i] = z;
         }
         activate_all(p.factors[k].act, value[k], slope[k]);
@@ -192,15 +198,15 @@ struct GateSum : Lane<TPR, 2, true> {
             d[i] = (WALK == kToSrc ? far_grad[c].get(i) : grad[i]) * weight[c] * slope[k][i];
             if (COUNT == 2) d[i] *= value[COUNT - 1 - k][i];
             if constexpr (WALK == kToSrc) {
-              now.acc[k][i] += rows(k, kScale) ? d[i] * given[c][k].scale.get(i) : d[i];
+              now.acc[k][i] += has(k, kScale) ? d[i] * given[c][k].scale.get(i) : d[i];
             } else {
-              now.acc[2 * k][i] += d[i];
-              if (rows(k, kSrc)) now.acc[2 * k + 1][i] += d[i] * given[c][k].src.get(i);
+              now.acc[sum_of(k, false)][i] += d[i];
+              if (!PLAIN && has(k, kSrc)) now.acc[sum_of(k, true)][i] += d[i] * given[c][k].src.get(i);
             }
           }
           if constexpr (WALK == kToDst) {
             T* to_edge = static_cast<T*>(p.factors[k].grads[kEdge]);
-            if (to_edge && this->active) store_vector<VEC>(to_edge + ids[c] * p.width + this->f, d);
+            if (!PLAIN && to_edge && this->active) store_vector<VEC>(to_edge + ids[c] * p.width + this->f, d);
           }
         }
       }
@@ -224,8 +230,8 @@ struct GateSum : Lane<TPR, 2, true> {
         if constexpr (WALK == kToSrc) {
           put(p.factors[k].grads[kSrc], now.acc[k]);
         } else {
-          put(p.factors[k].grads[kShift], now.acc[2 * k]);
-          put(p.factors[k].grads[kScale], now.acc[2 * k + 1]);
+          put(p.factors[k].grads[kShift], now.acc[sum_of(k, false)]);
+          if (!PLAIN) put(p.factors[k].grads[kScale], now.acc[sum_of(k, true)]);
         }
       }
     }
@@ -249,17 +255,19 @@ struct GateSum : Lane<TPR, 2, true> {
   }
 };
 
-template <class T, Walk WALK, int COUNT, int VEC, int TPR>
-__global__ void __launch_bounds__(kBlock, 2)
+template <class T, Walk WALK, int COUNT, bool PLAIN, int VEC, int TPR>
+__global__ void __launch_bounds__(kBlock, !PLAIN       ? 2
+                                          : COUNT == 2 ? 3
+                                                       : 4)
     edge_gate_kernel(const EdgeGateArgs p, T* pieces, T* to_weight, int slab_lanes, int short_rows) {
   T* of_slab = to_weight ? to_weight + blockIdx.y * p.a.num_edges : nullptr;
-  GateSum<T, WALK, COUNT, VEC, TPR> mine(p, pieces, of_slab, features_of_lane<VEC, TPR>(p.width, slab_lanes));
+  GateSum<T, WALK, COUNT, PLAIN, VEC, TPR> mine(p, pieces, of_slab, features_of_lane<VEC, TPR>(p.width, slab_lanes));
   walk_items(mine, p.a, short_rows);
 }
 
-template <class T, Walk WALK, int COUNT>
+template <class T, Walk WALK, int COUNT, bool PLAIN>
 __global__ void __launch_bounds__(kBlock) edge_gate_combine_kernel(const EdgeGateArgs p, T* pieces) {
-  using R = GateSum<T, WALK, COUNT, 1, kWarp>;
+  using R = GateSum<T, WALK, COUNT, PLAIN, 1, kWarp>;
   auto make = [&](int64_t f) { return R(p, pieces, nullptr, {static_cast<int>(threadIdx.x) % kWarp, f, true}); };
   combine_items<R>(p.a, p.width, make, [&](const R& row, int64_t piece) { return row.load_piece(piece); });
 }
@@ -274,7 +282,7 @@ __global__ void __launch_bounds__(kBlock) add_slabs_kernel(const T* of_slabs, in
   out[e] = sum;
 }
 
-template <class T, Walk WALK, int COUNT, int VEC>
+template <class T, Walk WALK, int COUNT, bool PLAIN, int VEC>
 void launch_gate(const EdgeGateArgs& p, const Tensor& ref) {
   const Launch launch(ref);
   std::optional<Tensor> kept, of_slabs;  // freed in stream order when this returns
@@ -282,7 +290,7 @@ void launch_gate(const EdgeGateArgs& p, const Tensor& ref) {
     constexpr int TPR = decltype(tpr)::value;
     T *pieces = nullptr, *to_weight = static_cast<T*>(p.to_weight);
     if (p.a.num_pieces > 0) {
-      constexpr int64_t kSums = GateSum<T, WALK, COUNT, VEC, TPR>::kSums;
+      constexpr int64_t kSums = GateSum<T, WALK, COUNT, PLAIN, VEC, TPR>::kSums;
       kept = make_empty(ref, {kSums * p.a.num_pieces * p.width}, ref.scalar_type());
       pieces = static_cast<T*>(kept->mutable_data_ptr());
     }
@@ -292,11 +300,12 @@ void launch_gate(const EdgeGateArgs& p, const Tensor& ref) {
     }
     const ItemGrid grid = item_grid<TPR>(p.a);
     const dim3 blocks(grid.blocks, static_cast<unsigned>(slabs));
-    edge_gate_kernel<T, WALK, COUNT, VEC, TPR>
+    edge_gate_kernel<T, WALK, COUNT, PLAIN, VEC, TPR>
         <<<blocks, kBlock, 0, launch.stream>>>(p, pieces, to_weight, slab_lanes, grid.short_rows);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
     if (pieces) {
-      edge_gate_combine_kernel<T, WALK, COUNT><<<blocks_for(p.a.num_pieces * kWarp), kBlock, 0, launch.stream>>>(p, pieces);
+      edge_gate_combine_kernel<T, WALK, COUNT, PLAIN>
+          <<<blocks_for(p.a.num_pieces * kWarp), kBlock, 0, launch.stream>>>(p, pieces);
       STD_CUDA_KERNEL_LAUNCH_CHECK();
     }
     if (of_slabs && p.a.num_edges > 0) {
@@ -316,13 +325,26 @@ bool has_whole_vectors(const EdgeGateArgs& p, int vec) {
   return found;
 }
 
+bool is_plain(const EdgeGateArgs& p) {
+  bool found = true;
+  for (int k = 0; k < p.count; ++k) {
+    const void* const* parts = p.factors[k].parts;
+    found = found && parts[kSrc] && !parts[kScale] && !parts[kEdge];
+  }
+  return found;
+}
+
+template <class T, Walk WALK, int COUNT>
+void launch_count(const EdgeGateArgs& p, const Tensor& ref) {
+  if (!has_whole_vectors(p, kVec<T>)) return launch_gate<T, WALK, COUNT, false, 1>(p, ref);
+  if constexpr (sizeof(T) == 4)  // float64 has no use for more warps
+    if (is_plain(p)) return launch_gate<T, WALK, COUNT, true, kVec<T>>(p, ref);
+  launch_gate<T, WALK, COUNT, false, kVec<T>>(p, ref);
+}
+
 template <class T, Walk WALK>
 void launch_walk(const EdgeGateArgs& p, const Tensor& ref) {
-  const bool whole = has_whole_vectors(p, kVec<T>);
-  if (p.count == 1)
-    whole ? launch_gate<T, WALK, 1, kVec<T>>(p, ref) : launch_gate<T, WALK, 1, 1>(p, ref);
-  else
-    whole ? launch_gate<T, WALK, 2, kVec<T>>(p, ref) : launch_gate<T, WALK, 2, 1>(p, ref);
+  p.count == 1 ? launch_count<T, WALK, 1>(p, ref) : launch_count<T, WALK, 2>(p, ref);
 }
 
 }  // namespace
