@@ -82,6 +82,7 @@ def nothing_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The graphs of these tests would all be left to PyG, or to DGL when met for the first time, or not converted."""
     monkeypatch.setattr("gnnfast.dispatch.select.SMALL_TRAINING", -1)
     monkeypatch.setattr("gnnfast.dispatch.select.SMALL_INFERENCE", -1)
+    monkeypatch.setattr("gnnfast.dispatch.select.SMALL_MESSAGES", -1)
     monkeypatch.setattr("gnnfast.dispatch.select.SMALL_ON_CPU", -1)
     monkeypatch.setattr("gnnfast.dispatch.select.CONVERT_ON_CPU", 0)
     monkeypatch.setattr("gnnfast.features.TIMES_ON_CUDA", 1)

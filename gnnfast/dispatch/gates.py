@@ -87,8 +87,7 @@ class _Gate(torch.autograd.Function):
         if torch.is_grad_enabled():
             found = differentiable(lambda *parts: composed(graph, parts, *ctx.how), parts, needed, grad)
             return None, None, None, None, *found
-        if mean:
-            grad = over_degree(graph.rowptr, grad)
+        grad = (over_degree(graph.rowptr, grad) if mean else grad).contiguous()
         by_role: dict[int, Tensor] = {}
         for transposed in (False, True):
             needs = [of for of, is_needed in zip(roles, needed) if is_needed and is_of_sources(of) == transposed]

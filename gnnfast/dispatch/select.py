@@ -90,9 +90,10 @@ def costs(itemsize: int) -> Costs:
 
 CONVERTED = Choice("gar", "CSR exists")
 # Bytes of messages up to which a framework's own ops are as fast as any kernel: the host decides, and whoever looks at a call first
-# makes it slower. Beside an H200 the break-even of GIN and SAGE is between 60 and 260 MB in training, 30 and 60 in inference
-# (`gnnfast bench host`).
-SMALL_TRAINING, SMALL_INFERENCE, SMALL_ON_CPU = 1 << 27, 1 << 26, 1 << 19
+# makes it slower. Beside an H200 the break-even in training is between 63 and 126 MB for GIN and nine layers with messages of their
+# own, of which the least gains nothing at 126. In inference it is between 15 and 63 MB for GIN, GINE and gates, for others of any
+# message (MESSAGES) later.
+SMALL_TRAINING, SMALL_INFERENCE, SMALL_MESSAGES, SMALL_ON_CPU = 110 << 20, 45 << 20, 92 << 20, 1 << 19
 # Up to which, on a CPU, torch's own scatter is faster than a kernel over a graph that is already converted.
 TINY_ON_CPU = 1 << 16
 # Bytes of messages and rows of nodes up to which, in training on a GPU, a layer that is not normalised is as fast as PyG writes it:
@@ -111,9 +112,12 @@ CONVERT_IN_A_STEP = 0.2
 SCATTER_ON_CPU, CONVERT_ON_CPU, EDGES_ON_CPU = 0.25e-6, 0.02, 2500
 
 
-def cannot_win(num_edges: int, row_bytes: int, training: bool, settings: Settings, cuda: bool = True) -> bool:
-    """Whether an aggregation is too small to gain from a kernel of gnnfast, and nothing asks for one."""
-    most = (SMALL_TRAINING if training else SMALL_INFERENCE) if cuda else SMALL_ON_CPU
+def cannot_win(
+    num_edges: int, row_bytes: int, training: bool, settings: Settings, cuda: bool = True, any_message: bool = False
+) -> bool:
+    """Whether an aggregation, or one of messages of any code, is too small to gain from a kernel of gnnfast, and nothing asks for
+    one."""
+    most = (SMALL_TRAINING if training else SMALL_MESSAGES if any_message else SMALL_INFERENCE) if cuda else SMALL_ON_CPU
     return num_edges * row_bytes <= most and settings.kernel == "auto" and settings.sample == "off" and not settings.autotune
 
 

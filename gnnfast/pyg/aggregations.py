@@ -57,6 +57,11 @@ def temperature_of(aggregation: Any, messages: Tensor) -> Temperature | None:
     return Temperature(t=t.expand(messages.shape[1])) if t.shape[0] in (1, messages.shape[1]) else None
 
 
+def is_softened(module: Any) -> bool:
+    """Whether a layer's aggregation is PyG's softmax aggregation."""
+    return type(module.__dict__["_modules"].get("aggr_module")) is _softmax_class()
+
+
 @functools.cache
 def _softmax_class() -> Any:
     from torch_geometric.nn import aggr

@@ -19,7 +19,7 @@ from gnnfast.graph import Graph
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.pyg import bounded, guards
 from gnnfast.pyg.adjacency import graph_of
-from gnnfast.pyg.aggregations import kinds_of, may_be_several, temperature_of
+from gnnfast.pyg.aggregations import is_softened, kinds_of, may_be_several, temperature_of
 from gnnfast.pyg.messages import SPECIAL
 from gnnfast.pyg.rows import Call, existing, may_not_exist
 from gnnfast.pyg.verdict import COLLECT, GENERIC, Steps, check_steps
@@ -31,7 +31,7 @@ from gnnfast.unsupported import Unsupported
 FEW_ON_CPU, FEW = 1 << 7, 1 << 14
 
 
-def pays(edge_index: Any, kwargs: dict[str, Any]) -> bool:
+def pays(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
     """Whether messages are so large that PyG's own path would take longer; asked in every call, before anything is looked at."""
     if type(edge_index) is not Tensor:
         return False
@@ -43,7 +43,9 @@ def pays(edge_index: Any, kwargs: dict[str, Any]) -> bool:
         t = value[0] if type(value) is tuple and value else value
         if isinstance(t, Tensor) and t.dtype in FEATURE_DTYPES and t.dim():
             widest = max(widest, t.numel() // (t.shape[0] or 1) * t.element_size())
-    return widest > 0 and not cannot_win(edges_of[1], widest, torch.is_grad_enabled(), settings(), is_cuda)
+    if is_softened(module):  # whose operations read and write rows of edges several times as often
+        widest *= 3
+    return widest > 0 and not cannot_win(edges_of[1], widest, torch.is_grad_enabled(), settings(), is_cuda, True)
 
 
 def _tensors(kwargs: dict[str, Any]) -> Iterator[Tensor]:

@@ -32,15 +32,8 @@ class Gathered:
 
     def __init__(self, call: Any, x: Tensor, side: int, own: bool = False, source: Any = None) -> None:
         self.call, self.x, self.side, self.own, self.source = call, x, side, own, source
+        self.like, self.shape = x, (call.edges, *x.shape[1:])
         self._kept: Tensor | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.call.edges, *self.x.shape[1:])
-
-    @property
-    def like(self) -> Tensor:
-        return self.x
 
     @property
     def requires_grad(self) -> bool:
@@ -139,10 +132,7 @@ class Pair:
 
     def __init__(self, a: Gathered, b: Gathered, how: str) -> None:
         self.a, self.b, self.how = a, b, how
-
-    call = property(lambda self: self.a.call)
-    like = property(lambda self: self.a.x)
-    shape = property(lambda self: self.a.shape)
+        self.call, self.like, self.shape = a.call, a.x, a.shape
 
     @property
     def requires_grad(self) -> bool:
@@ -204,15 +194,9 @@ class Term:
     ) -> None:
         self.src, self.scale, self.shift, self.edge, self.own, self.act = src, scale, shift, edge, own, act
         self.product = product
+        self.ends = [kind for kind in (src, scale, shift) if kind is not None]
+        self.of_edges = [t for t in (edge, *(product or ())) if t is not None]
         self.versions = [*map(version_of, self.of_edges)]
-
-    @property
-    def ends(self) -> list[Gathered]:
-        return [kind for kind in (self.src, self.scale, self.shift) if kind is not None]
-
-    @property
-    def of_edges(self) -> list[Tensor]:
-        return [t for t in (self.edge, *(self.product or ())) if t is not None]
 
     @property
     def is_sum_with_edges(self) -> bool:
@@ -314,6 +298,9 @@ class Gate:
     def __init__(self, *terms: Term, weight: Tensor | None = None, number: float = 1) -> None:
         self.terms, self.weight, self.number = terms, weight, number
         self.version = None if weight is None else version_of(weight)
+        self.ends = [kind for term in terms for kind in term.ends]
+        if self.ends:  # none of a factor of edges alone, before it is multiplied
+            self.call, self.like, self.shape = self.ends[0].call, self.ends[0].x, self.ends[0].shape
 
     @staticmethod
     def of(kind: Any) -> Gate | None:
@@ -336,14 +323,6 @@ class Gate:
         weights = [g.weight for g in (self, other) if g.weight is not None]
         weight = math.prod(weights[1:], start=weights[0]) if weights else None
         return Gate(*terms, weight=weight, number=self.number * other.number)
-
-    @property
-    def ends(self) -> list[Gathered]:
-        return [kind for term in self.terms for kind in term.ends]
-
-    call = property(lambda self: self.ends[0].call)
-    like = property(lambda self: self.ends[0].x)
-    shape = property(lambda self: self.ends[0].shape)
 
     @property
     def requires_grad(self) -> bool:

@@ -42,7 +42,7 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], c
             return _propagate(module, edge_index, size, kwargs, collect)
         except Unsupported as error:
             reason = str(error)
-    if not not_now and general.pays(edge_index, kwargs):
+    if not not_now and general.pays(module, edge_index, kwargs):
         try:
             return general.propagate(module, edge_index, size, kwargs, reason, collect)
         except Unsupported as error:

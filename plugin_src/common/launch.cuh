@@ -44,4 +44,14 @@ inline unsigned blocks_for(int64_t threads) {
   return static_cast<unsigned>(blocks);
 }
 
+// Row and feature of an element: a 64-bit division takes as long as a thread's loads.
+__device__ inline longlong2 row_and_feature(int64_t element, int64_t width) {
+  if (((element | width) >> 32) == 0) {
+    const uint32_t e = static_cast<uint32_t>(element), w = static_cast<uint32_t>(width), row = e / w;
+    return make_longlong2(row, e - row * w);
+  }
+  const int64_t row = element / width;
+  return make_longlong2(row, element - row * width);
+}
+
 }  // namespace gnnfast

@@ -266,13 +266,17 @@ void launch_walk(const Args& p, const Tensor& x, int values, int ties) {
 template <class T>
 __global__ void __launch_bounds__(kBlock) shares_kernel(const ReduceSharesArgs p) {
   const int64_t i = int64_t{blockIdx.x} * kBlock + threadIdx.x;
-  if (i < p.num_rows * p.width) share_out<One<T>>(p, i / p.width, i % p.width);
+  if (i >= p.num_rows * p.width) return;
+  const longlong2 at = row_and_feature(i, p.width);
+  share_out<One<T>>(p, at.x, at.y);
 }
 
 template <class T>
 __global__ void __launch_bounds__(kBlock) edges_kernel(const ReduceEdgesArgs p) {
   const int64_t i = int64_t{blockIdx.x} * kBlock + threadIdx.x;
-  if (i < p.num_edges * p.width) edge_backward<One<T>>(p, i / p.width, i % p.width);
+  if (i >= p.num_edges * p.width) return;
+  const longlong2 at = row_and_feature(i, p.width);
+  edge_backward<One<T>>(p, at.x, at.y);
 }
 
 }  // namespace

@@ -250,7 +250,8 @@ template <class T>
 __global__ void __launch_bounds__(kBlock) softmax_reduce_edges_kernel(const SoftmaxBackwardArgs p) {
   const int64_t at = int64_t{blockIdx.x} * kBlock + threadIdx.x;
   if (at >= p.num_rows * p.width) return;
-  const int64_t edge = at / p.width, f = at % p.width;
+  const longlong2 place_of = row_and_feature(at, p.width);
+  const int64_t edge = place_of.x, f = place_of.y;
   const int64_t row = p.index64 ? static_cast<const int64_t*>(p.index)[edge] : static_cast<const int32_t*>(p.index)[edge];
   auto of = [](const void* rows, int64_t place) { return static_cast<const T*>(rows)[place]; };
   const T self = of(p.x, at), t = p.t ? of(p.t, f) : static_cast<T>(p.scale);
