@@ -182,14 +182,14 @@ def pyg_layer(r: random.Random) -> tuple[str, Any]:
         "ResGatedGraphConv": lambda: nn.ResGatedGraphConv(F, F),
         "FeaStConv": lambda: nn.FeaStConv(F, F, heads=2),
         "SuperGATConv": lambda: nn.SuperGATConv(F, 3, heads=2, attention_type=r.choice(["MX", "SD"])).eval(),
-        "GENConv": lambda: nn.GENConv(F, F, aggr=r.choice(["softmax", "std", "max"]), learn_t=yes()),
+        "GENConv": lambda: nn.GENConv(F, F, aggr=r.choice(["softmax", "softmax", "std", "max"]), learn_t=yes()),
         "CGConv": lambda: nn.CGConv(F),
         "EdgeConv": lambda: nn.EdgeConv(torch.nn.Linear(2 * F, F), aggr=aggr),
         "FiLMConv": lambda: nn.FiLMConv(F, F, aggr=aggr),
         "LEConv": lambda: nn.LEConv(F, F),
         "GeneralConv": lambda: nn.GeneralConv(F, F, heads=2, attention=yes()),
         "MultiAggregation": lambda: nn.SAGEConv(F, F, aggr=["mean", "max", "var"]),
-        "Formula": lambda: formula_class()(formula(r, 4), yes(), aggr=r.choice([aggr, "sum", "mean"]), flow=flow),
+        "Formula": lambda: formula_class()(formula(r, 4), yes(), aggr=r.choice([aggr, "sum", "mean", "softmax"]), flow=flow),
         **{name: (lambda c=c: c(aggr=aggr, flow=flow)) for name, c in user_classes().items()},
     }
     common = ["GCNConv", "SAGEConv", "GraphConv", "Plain", "Weighted", "GATConv", "TransformerConv", "Formula"]
