@@ -289,7 +289,8 @@ def inverse(t: Tensor) -> Tensor:
 
 
 def heads_of_weights(lhs: Tensor, rhs: Tensor) -> int | None:
-    """Number of weights per edge if broadcasting ``rhs`` against ``lhs`` (right-aligned) gives each a run of features."""
+    """Number of weights per edge if broadcasting ``rhs`` against ``lhs`` (right-aligned) gives each a run of features, and these
+    are some."""
     x, w = tuple(lhs.shape[1:]), tuple(rhs.shape[1:])
     w = (1,) * (len(x) - len(w)) + w
     if len(w) != len(x):
@@ -297,7 +298,7 @@ def heads_of_weights(lhs: Tensor, rhs: Tensor) -> int | None:
     split = len(w)
     while split and w[split - 1] == 1:
         split -= 1
-    return math.prod(w[:split]) if w[:split] == x[:split] else None
+    return (math.prod(w[:split]) or None) if w[:split] == x[:split] else None
 
 
 def _gspmm(gidx: Any, op: str, reduce_op: str, lhs: Tensor, rhs: Any) -> Tensor:

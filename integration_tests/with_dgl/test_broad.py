@@ -208,3 +208,16 @@ def test_maxima_of_products_of_several_edge_types_have_gradients(device):
     out = dgl.ops.u_mul_e_max(g["y"], *leaves)
     expected = torch.autograd.grad(out.masked_fill(out.isinf(), 0).square().sum(), leaves)
     assert all(relative_error(a, b) < 1e-10 for a, b in zip(found, expected))
+
+
+@pytest.mark.parametrize("op", BINARY)
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+def test_operands_without_features_are_dgls(op, reduce):
+    """On a graph without edges; with some DGL has its own error."""
+    results = {}
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        g = dgl.graph(([], []), num_nodes=4)
+        results[on] = [getattr(dgl.ops, f"u_{op}_e_{reduce}")(g, torch.zeros(4, 0), torch.zeros(0, 0)).shape for _ in range(3)]
+    gnnfast.enable()
+    assert results[True] == results[False]
