@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnfast import _native
 from gnnfast.dispatch.calls import count
-from gnnfast.graph import Graph
+from gnnfast.graph import Graph, ids
 from gnnfast.types import ACTIVATIONS, Matrix
 
 if _native.cpu.loaded:
@@ -47,8 +47,9 @@ def takes(x: Tensor) -> bool:
 def gate(graph: Graph, factors: tuple[Factor, ...], weight: Tensor | None, reduce: str, place: str) -> Tensor:
     """The sum or mean over the in-edges of each node of the product of one or two ``factors`` and, if given, a ``weight [E]`` in
     the user's edge order: ``[num_dst, F]``, 0 where there are no edges. Differentiable any number of times."""
-    if graph.is_cuda:  # whose kernels make no products
-        factors = tuple(map(_multiplied, factors))
+    if graph.is_cuda:
+        ids.check()
+        factors = tuple(map(_multiplied, factors))  # kernels make no products there
     given = {role(k, part): t for k, f in enumerate(factors) for part in PARTS if (t := getattr(f, part)) is not None}
     if weight is not None:
         given[WEIGHT] = weight.view(-1, 1)
