@@ -90,9 +90,9 @@ def costs(itemsize: int) -> Costs:
 
 CONVERTED = Choice("gar", "CSR exists")
 # Bytes of messages up to which a framework's own ops are as fast as any kernel: the host decides, and whoever looks at a call first
-# makes it slower. Beside an H200 the break-even in training is between 63 and 126 MB for GIN and nine layers with messages of their
-# own, of which the least gains nothing at 126. In inference it is between 15 and 63 MB for GIN, GINE and gates, for others of any
-# message (MESSAGES) later.
+# makes it slower. Beside an H200 the break-even in training is between 61 and 126 MB for GIN and nine layers with messages of their
+# own, of which the least gains nothing at 126. In inference it is between 15 and 61 MB for GIN and GINE; of messages of any code
+# (SMALL_MESSAGES) some do lose at 61.
 SMALL_TRAINING, SMALL_INFERENCE, SMALL_MESSAGES, SMALL_ON_CPU = 110 << 20, 45 << 20, 92 << 20, 1 << 19
 # Up to which, on a CPU, torch's own scatter is faster than a kernel over a graph that is already converted.
 TINY_ON_CPU = 1 << 16

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gnnfast.dispatch import several
 from gnnfast.dispatch.softened import Temperature
 from gnnfast.pyg.guards import PLAIN
 from gnnfast.pyg.known import replaced_in_scaler, replaced_in_softened
@@ -43,18 +44,24 @@ def may_be_several(aggregation: Any) -> bool:
     return type(aggregation) is multiple or kinds.get(type(aggregation)) in ("var", "std")
 
 
-def temperature_of(aggregation: Any, messages: Tensor) -> Temperature | None:
-    """That of PyG's softmax aggregation of ``messages [E, F]``; ``None`` for anything else."""
-    if type(aggregation) is not _softmax_class() or (aggregation.semi_grad and not aggregation.learn):
+def temperature_of(aggregation: Any, messages: Any) -> Temperature | None:
+    """That of PyG's softmax aggregation of ``messages [E, F]``, float32 or float64; ``None`` for anything else."""
+    if type(aggregation) is not _softmax_class() or not isinstance(messages, Tensor) or not several.takes(messages):
+        return None
+    if aggregation.semi_grad and not aggregation.learn:
         return None
     if not is_plain(aggregation) or replaced_in_softened():
         return None
     t = aggregation.t
+    width, channels = messages.shape[1], aggregation.channels
     if type(t) in (int, float):
-        return Temperature(float(t))
+        return Temperature(float(t)) if channels == 1 and (type(t) is float or abs(t) < 1 << 63) else None
     if type(t) not in PLAIN or t.dtype is not messages.dtype or t.device != messages.device or t.dim() != 1:
         return None
-    return Temperature(t=t.expand(messages.shape[1])) if t.shape[0] in (1, messages.shape[1]) else None
+    if t.shape[0] != channels or channels not in (1, width):
+        return None
+    t = t.expand(width)
+    return Temperature(t=t if messages.requires_grad else t.clone())  # PyG keeps t for the gradient of messages alone
 
 
 def is_softened(module: Any) -> bool:

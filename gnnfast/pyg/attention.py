@@ -598,11 +598,11 @@ def make_softmax(original: FunctionType) -> Callable[..., Any]:
     ``edge_index`` whose graph is kept."""
 
     def softmax_of(src: Any, index: Any, ptr: Any, num_nodes: Any, dim: Any) -> Any:
+        if replaced_in_softmax():
+            return NotImplemented
         if type(src) is Rows:
             return lazy.softmax(src, index, num_nodes, dim)
         base = getattr(index, "_base", None)
-        if replaced_in_softmax():
-            return NotImplemented
         if base is None or ptr is not None or type(num_nodes) is not int or type(base) is not Tensor:
             return NotImplemented
         if dim != 0 and (dim != -src.dim() or src.is_cuda):  # the latter of messages, whose features are many heads: lazy.softmax

@@ -233,16 +233,16 @@ def _aggregate(
     if kinds and rows is not None:
         fused = rows.aggregate_several(messages, module.node_dim, kinds)
         if fused is not None:
-            return fused
+            return _unsaved(fused)
         if rows.any_reduction(messages):
             kinds = ()  # one by one
         else:
             messages = existing(messages)
-    temperature = None if steps.reduce or kinds else _temperature(module, steps, messages)
+    temperature = None if steps.reduce or kinds else temperature_of(_aggregation(module, steps), messages)
     if temperature is not None and rows is not None:
         fused = rows.aggregate_softened(messages, module.node_dim, temperature)
         if fused is not None:
-            return fused
+            return _unsaved(fused)
         messages = existing(messages)
     if (
         (steps.reduce or kinds or temperature is not None)
@@ -259,11 +259,11 @@ def _aggregate(
         if temperature is not None:
             if why:
                 ran(steps.place, "gathers and softmax aggregation", why)
-            return softened.reduce_messages(messages, temperature, ends)
+            return _unsaved(softened.reduce_messages(messages, temperature, ends))
         if several.takes(messages):
             if why:
                 ran(steps.place, "gathers and several reductions", why)
-            return several.reduce_messages(messages, None, ends, kinds)
+            return _unsaved(several.reduce_messages(messages, None, ends, kinds))
     if why:
         ran(steps.place, "gathers and reductions", why)
     before = _reducing.ends, _reducing.index, _reducing.rows  # of an aggregate() that propagates itself
@@ -274,16 +274,17 @@ def _aggregate(
         _reducing.ends, _reducing.index, _reducing.rows = before
 
 
+def _unsaved(out: Tensor) -> Tensor:
+    """A result that users may write into, as they may into PyG's, of a kernel whose backward pass reads what it gave."""
+    return out.clone() if out.requires_grad else out
+
+
 def _aggregation(module: Any, steps: Steps) -> Any:
     """What aggregates, if it is known what of, and sums may not be sampled."""
     current = settings()
     if current.sample != "off" or current.kernel == "sampled" or steps.reduce or not steps.known_aggregate:
         return None
     return module.__dict__["_modules"].get("aggr_module")
-
-
-def _temperature(module: Any, steps: Steps, messages: Any) -> softened.Temperature | None:
-    return temperature_of(_aggregation(module, steps), messages) if several.takes(messages) else None
 
 
 def _several(module: Any, steps: Steps) -> tuple[str, ...]:

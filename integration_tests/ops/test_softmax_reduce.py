@@ -95,6 +95,23 @@ def test_nan_and_infinity(messages, device):
     torch.testing.assert_close(fused(graph, edge_index, x, Temperature(), messages), expected, equal_nan=True)
 
 
+@pytest.mark.parametrize("degree", [1, 6, 40, 3000])
+@pytest.mark.parametrize("t", [1.0, 2.0])
+@pytest.mark.parametrize("width", [3, 8])
+def test_masks_of_the_least_number(width, t, degree, device):
+    """Which minus infinity times the temperature may be; the others decide, wherever in the row they are."""
+    x = torch.full((degree + 2, width), torch.finfo(torch.float32).min, device=device)
+    for place in (0, degree // 2, degree):
+        given = x.clone()
+        given[place : place + 2] = torch.tensor([[1.0], [2.0]], device=device)
+        edge_index = torch.stack([torch.arange(degree + 2), torch.zeros(degree + 2, dtype=torch.int64)]).to(device)
+        graph = Graph.from_edge_index(edge_index, (degree + 2, 1))
+        expected = by_edges(given, edge_index[1], 1, Temperature(t))
+        assert expected.isfinite().all()
+        for messages in (False, True):
+            torch.testing.assert_close(fused(graph, edge_index, given, Temperature(t), messages), expected)
+
+
 @pytest.mark.parametrize("which", TEMPERATURES)
 @pytest.mark.parametrize("messages", [False, True])
 @pytest.mark.parametrize("width", [3, 8])

@@ -596,3 +596,86 @@ def test_temperature_that_is_written_into_before_the_backward_pass(device):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.sum().backward()
     gnnfast.enable()
+
+
+@pytest.mark.parametrize("function", [plain_rows, differences, relu_rows])
+@pytest.mark.parametrize("kind", ["sum", "mean", "std", ["mean", "max", "std"], "softmax"])  # a maximum may not in PyG either
+def test_results_may_be_written_into(kind, function, device):
+    x, edge_index, attr = arguments("random", device)
+    layer = Layer(function, kind).to(device, torch.float64)
+    results = []
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        leaf = x.clone().requires_grad_()
+        out = layer(leaf, edge_index, attr)
+        out = tnn.functional.relu(out.mul_(3), inplace=True)
+        results.append(torch.autograd.grad(out.sin().sum(), leaf)[0])
+    gnnfast.enable()
+    assert relative_error(*results) < 1e-9
+
+
+@pytest.mark.parametrize("kind", ["add", "softmax", "std"])
+@pytest.mark.parametrize("made", [lambda j: (j, 2 * j), lambda j: [j], lambda j: {"j": j}, lambda j: None])
+def test_messages_that_are_no_tensors(made, kind, device):
+    class Own(MessagePassing):
+        def forward(self, x, edge_index):
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_j):
+            self.seen = x_j
+            return made(x_j)
+
+        def aggregate(self, inputs, index, dim_size):
+            return self.seen.new_zeros(dim_size, F).index_add(0, index, self.seen)
+
+    x, edge_index, _ = arguments("random", device)
+    compare(Own(kind).to(device), x, edge_index, tolerance=1e-9)
+
+
+def test_features_of_nodes_without_edges_do_not_reach_a_temperature(device):
+    x, edge_index, attr = arguments("isolated", device)
+    edge_index = edge_index.repeat(1, 20)  # more than nodes
+    alone = [n for n in range(len(x)) if n not in edge_index[0].tolist()]
+    x[alone[0]], x[alone[1]] = torch.inf, torch.nan
+    layer = Layer(lambda m, i, j, attr, at: j + 1.0, aggr.SoftmaxAggregation(learn=True)).to(device, torch.float64)
+    results = []
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        leaf = x.clone().requires_grad_()
+        out = layer(leaf, edge_index, attr.repeat(20, 1))
+        results.append(torch.autograd.grad(out.sin().sum(), [layer.aggr_module.t, leaf]))
+    gnnfast.enable()
+    assert all(f.isfinite().all() for f in results[0])
+    assert all(relative_error(*pair) < 1e-9 for pair in zip(*results))
+
+
+def test_temperatures_that_pyg_refuses_are_refused(device):
+    x, edge_index, attr = arguments("random", device)
+    for channels, t in ((12, torch.ones(1)), (F // 2, torch.ones(F)), (F // 2, 1.0), (1, 10**30)):
+        aggregation = aggr.SoftmaxAggregation()
+        aggregation.channels = channels
+        aggregation.t = t.to(device, torch.float64) if isinstance(t, torch.Tensor) else t
+        layer, errors = Layer(relu_rows, aggregation).to(device, torch.float64), []
+        for on in (True, False):
+            (gnnfast.enable if on else gnnfast.disable)()
+            with pytest.raises((RuntimeError, AssertionError, OverflowError)) as error:
+                layer(x, edge_index, attr)
+            errors.append(error.type)
+        gnnfast.enable()
+        assert errors[0] is errors[1]
+
+
+def test_temperature_alone_is_learned_and_written_into(device):
+    """PyG keeps it for the gradient of features only."""
+    x, edge_index, attr = arguments("random", device)
+    layer = Layer(plain_rows, aggr.SoftmaxAggregation(learn=True)).to(device, torch.float64)
+    results = []
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        layer.aggr_module.t.data.fill_(0.7)
+        out = layer(x, edge_index, attr)
+        with torch.no_grad():
+            layer.aggr_module.t.add_(1)
+        results.append(torch.autograd.grad(out.sin().sum(), layer.aggr_module.t)[0])
+    gnnfast.enable()
+    assert relative_error(*results) < 1e-9

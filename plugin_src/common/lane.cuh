@@ -24,7 +24,8 @@ __device__ inline LaneFeatures features_of_lane(int64_t width, int slab_lanes) {
 // FLIGHT edges in flight. IDS: whether the numbers of edges are wanted, not only their columns.
 template <int TPR, int FLIGHT, bool IDS>
 struct Lane {
-  static constexpr int kTpr = TPR, kFlight = FLIGHT, kColumns = kFlight > TPR ? kFlight / TPR : 1;
+  static_assert(FLIGHT <= TPR);
+  static constexpr int kTpr = TPR, kFlight = FLIGHT, kColumns = 1;
   static constexpr bool kReadAhead = TPR < kWarp, kHot = true;
 
   const Csr& a;
@@ -35,17 +36,14 @@ struct Lane {
   __device__ Lane(const Csr& a, const LaneFeatures& own) : a(a), lane(own.lane), f(own.f), active(own.active) {}
 
   struct Edges {
-    int col[kColumns], id[IDS ? kColumns : 1];
+    int col[1], id[1];
 
     template <int LANES>
     __device__ void read(const Lane& m, int first, int end) {
-#pragma unroll
-      for (int u = 0; u < kColumns; ++u) {
-        const int slot = first + u * LANES + m.lane % LANES;
-        const bool exists = slot < end;
-        col[u] = exists ? __ldg(m.a.col + slot) : 0;
-        if constexpr (IDS) id[u] = !exists ? 0 : m.a.perm ? __ldg(m.a.perm + slot) : slot;
-      }
+      const int slot = first + m.lane % LANES;
+      const bool exists = slot < end;
+      col[0] = exists ? __ldg(m.a.col + slot) : 0;
+      if constexpr (IDS) id[0] = !exists ? 0 : m.a.perm ? __ldg(m.a.perm + slot) : slot;
     }
   };
 
@@ -81,6 +79,36 @@ void for_lanes(int64_t width, const F& launch) {
   if constexpr (VEC > 1)
     if (slab <= 16) return launch(Int<16>{}, slab, slabs);
   return launch(Int<32>{}, slab, slabs);
+}
+
+// A kernel for each reducer R<T, VEC, TPR>, which is made of arguments, what there is for pieces of rows, and LaneFeatures.
+template <template <class, int, int> class R, class T, int VEC, int TPR, class Args, class Pieces>
+__global__ void __launch_bounds__(kBlock, sizeof(T) == 8 ? 2 : 3)
+    lanes_kernel(const Args p, const Pieces pieces, int slab_lanes, int short_rows) {
+  R<T, VEC, TPR> mine(p, pieces, features_of_lane<VEC, TPR>(p.width, slab_lanes));
+  walk_items(mine, p.a, short_rows);
+}
+
+template <template <class, int, int> class R, class T, class Args, class Pieces>
+__global__ void __launch_bounds__(kBlock) lanes_combine_kernel(const Args p, const Pieces pieces) {
+  using One = R<T, 1, kWarp>;
+  auto make = [&](int64_t f) { return One(p, pieces, {static_cast<int>(threadIdx.x) % kWarp, f, true}); };
+  combine_items<One>(p.a, p.width, make, [&](const One& row, int64_t piece) { return row.load_piece(piece); });
+}
+
+template <template <class, int, int> class R, class T, int VEC, class Args, class Pieces>
+void launch_lanes(const Args& p, const Pieces& pieces, cudaStream_t stream) {
+  for_lanes<VEC>(p.width, [&](auto tpr, int slab_lanes, int slabs) {
+    constexpr int TPR = decltype(tpr)::value;
+    const ItemGrid grid = item_grid<TPR>(p.a);
+    const dim3 blocks(grid.blocks, static_cast<unsigned>(slabs));
+    lanes_kernel<R, T, VEC, TPR><<<blocks, kBlock, 0, stream>>>(p, pieces, slab_lanes, grid.short_rows);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  });
+  if (p.a.num_pieces > 0) {
+    lanes_combine_kernel<R, T><<<blocks_for(p.a.num_pieces * kWarp), kBlock, 0, stream>>>(p, pieces);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  }
 }
 
 }  // namespace gnnfast

@@ -39,7 +39,7 @@ GNNFAST_HOST_DEVICE V activate(Activation act, const V& v, V& slope) {
       return v * s;
     }
     case kAbs: {
-      slope = v > 0 ? one : v < 0 ? -one : v;  // 0, or NaN
+      slope = v > 0 ? one : v < 0 ? -one : V{};
       return Math::absolute(v);
     }
     default:

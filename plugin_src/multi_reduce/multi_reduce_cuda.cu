@@ -212,39 +212,6 @@ struct ShareSum : Lane<TPR, 2, false> {
   }
 };
 
-template <template <class, int, int> class R, class T, int VEC, int TPR, class Args>
-__global__ void __launch_bounds__(kBlock, sizeof(T) == 8 ? 2 : 3)
-    multi_reduce_kernel(const Args p, const ReducePieces<T> pieces, int slab_lanes, int short_rows) {
-  R<T, VEC, TPR> mine(p, pieces, features_of_lane<VEC, TPR>(p.width, slab_lanes));
-  walk_items(mine, p.a, short_rows);
-}
-
-template <template <class, int, int> class R, class T, class Args>
-__global__ void __launch_bounds__(kBlock) multi_reduce_combine_kernel(const Args p, const ReducePieces<T> pieces) {
-  using One = R<T, 1, kWarp>;
-  auto make = [&](int64_t f) { return One(p, pieces, {static_cast<int>(threadIdx.x) % kWarp, f, true}); };
-  combine_items<One>(p.a, p.width, make, [&](const One& row, int64_t piece) { return row.load_piece(piece); });
-}
-
-template <template <class, int, int> class R, class T, int VEC, int TPR, class Args>
-void launch_items(const Args& p, const ReducePieces<T>& pieces, int slab_lanes, int slabs, cudaStream_t stream) {
-  const ItemGrid grid = item_grid<TPR>(p.a);
-  const dim3 blocks(grid.blocks, static_cast<unsigned>(slabs));
-  multi_reduce_kernel<R, T, VEC, TPR><<<blocks, kBlock, 0, stream>>>(p, pieces, slab_lanes, grid.short_rows);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
-  if (p.a.num_pieces > 0) {
-    multi_reduce_combine_kernel<R, T><<<blocks_for(p.a.num_pieces * kWarp), kBlock, 0, stream>>>(p, pieces);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  }
-}
-
-template <template <class, int, int> class R, class T, int VEC, class Args>
-void launch_width(const Args& p, const ReducePieces<T>& pieces, cudaStream_t stream) {
-  for_lanes<VEC>(p.width, [&](auto tpr, int slab_lanes, int slabs) {
-    launch_items<R, T, VEC, decltype(tpr)::value>(p, pieces, slab_lanes, slabs, stream);
-  });
-}
-
 // `values` and `ties`: how many planes of the pieces there are.
 template <template <class, int, int> class R, class Args>
 void launch_walk(const Args& p, const Tensor& x, int values, int ties) {
@@ -257,8 +224,8 @@ void launch_walk(const Args& p, const Tensor& x, int values, int ties) {
     using T = typename decltype(type)::type;
     const ReducePieces<T> pieces{of_values ? static_cast<T*>(of_values->mutable_data_ptr()) : nullptr,
                                  of_ties ? of_ties->mutable_data_ptr<int32_t>() : nullptr};
-    p.width % kVec<T> == 0 ? launch_width<R, T, kVec<T>>(p, pieces, launch.stream)
-                           : launch_width<R, T, 1>(p, pieces, launch.stream);
+    p.width % kVec<T> == 0 ? launch_lanes<R, T, kVec<T>>(p, pieces, launch.stream)
+                           : launch_lanes<R, T, 1>(p, pieces, launch.stream);
   };
   dtype_of("x", x) == kDouble ? run(Type<double>{}) : run(Type<float>{});
 }

@@ -10,6 +10,7 @@
 //   d[e, f] = exp(s[e, f] - most[i, f]) * share[i, f]       to_x[j] = sum of  d * (1 + t * (x[j] - out[i]))
 //                                                           to_t[j] = x[j] * sum of  d * (x[j] - out[i])
 //
+// Where |x| times the number of edges is more than the type holds, so may be a sum, which PyG divides before it is added up.
 // s is rounded before the maximum is taken off, so that what cancels in one pass does so in the other. Slots of a row are added
 // in a fixed order: results do not vary from run to run. float32 and float64.
 //

@@ -74,12 +74,15 @@ inline void backward_block(const SoftmaxBackwardArgs& p, int64_t row, int64_t f)
       tilted[n] += d * (self[n] - load(p.out));
     }
   };
+  bool some = true;  // else a node has no part in anything, whatever its features are
   if (p.index) {
     const int64_t col = p.index64 ? static_cast<const int64_t*>(p.index)[row] : static_cast<const int32_t*>(p.index)[row];
-    if (0 <= col && col < p.num_cols) take(col);
+    some = 0 <= col && col < p.num_cols;
+    if (some) take(col);
   } else {
-    const int64_t last = p.a.num_edges - 1;
-    for (int64_t e = p.a.rowptr[row]; e < p.a.rowptr[row + 1]; ++e) {
+    const int64_t begin = p.a.rowptr[row], end = p.a.rowptr[row + 1], last = p.a.num_edges - 1;
+    some = begin < end;
+    for (int64_t e = begin; e < end; ++e) {
       const int64_t ahead = p.a.col[e + kPrefetch < last ? e + kPrefetch : last] * width + f;
       prefetch_row<N * L>(static_cast<const T*>(p.most) + ahead);
       prefetch_row<N * L>(static_cast<const T*>(p.share) + ahead);
@@ -88,8 +91,8 @@ inline void backward_block(const SoftmaxBackwardArgs& p, int64_t row, int64_t f)
     }
   }
   for (int n = 0; n < N; ++n) {
-    store_vector<L>(static_cast<T*>(p.to_x) + place + n * L, direct[n] + t[n] * tilted[n]);
-    if (p.to_t) store_vector<L>(static_cast<T*>(p.to_t) + place + n * L, self[n] * tilted[n]);
+    store_vector<L>(static_cast<T*>(p.to_x) + place + n * L, some ? direct[n] + t[n] * tilted[n] : V{});
+    if (p.to_t) store_vector<L>(static_cast<T*>(p.to_t) + place + n * L, some ? self[n] * tilted[n] : V{});
   }
 }
 

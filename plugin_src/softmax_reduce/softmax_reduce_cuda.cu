@@ -16,6 +16,12 @@ __device__ inline void load_temperature(T (&t)[VEC], const Args& p, int64_t f) {
   if (p.t) load_vector<VEC>(t, static_cast<const T*>(p.t) + f);
 }
 
+// A sum of weights, or weighted rows, less by a factor. Where the factor is 0 the sum may already have left the finite numbers.
+template <class T>
+__device__ inline T lessened(T sum, T factor) {
+  return factor == 0 && sum == sum ? T{0} : sum * factor;
+}
+
 // `pieces`: most, total and sum of pieces of rows, [3, num_pieces, F].
 template <class T, int VEC, int TPR>
 struct SoftmaxSum : Lane<TPR, 4, false> {
@@ -49,8 +55,8 @@ struct SoftmaxSum : Lane<TPR, 4, false> {
     for (int i = 0; i < VEC; ++i) {
       T mine, theirs;
       merge_most(now.most[i], other.most[i], mine, theirs);
-      now.total[i] = now.total[i] * mine + other.total[i] * theirs;
-      now.sum[i] = now.sum[i] * mine + other.sum[i] * theirs;
+      now.total[i] = lessened(now.total[i], mine) + lessened(other.total[i], theirs);
+      now.sum[i] = lessened(now.sum[i], mine) + lessened(other.sum[i], theirs);
     }
   }
 
@@ -69,12 +75,13 @@ struct SoftmaxSum : Lane<TPR, 4, false> {
 #pragma unroll
       for (int c = 0; c < kFlight; ++c) top = max(top, rounded_product(t[i], gathered[c].get(i)));
       const T kept = now.most[i] == top ? T{1} : fast_exp(now.most[i] - top);
+      const T base = top == -std::numeric_limits<T>::infinity() ? T{0} : top;  // scores so far of minus infinity weigh nothing
       now.most[i] = top;
-      now.total[i] *= kept, now.sum[i] *= kept;
+      now.total[i] = lessened(now.total[i], kept), now.sum[i] = lessened(now.sum[i], kept);
 #pragma unroll
       for (int c = 0; c < kFlight; ++c) {
         if (!Base::template exists<LANES, WHOLE>(j, group, count, c)) continue;
-        const T v = gathered[c].get(i), weight = fast_exp(rounded_product(t[i], v) - top);
+        const T v = gathered[c].get(i), weight = fast_exp(rounded_product(t[i], v) - base);
         now.total[i] += weight;
         now.sum[i] += weight * v;
       }
@@ -171,15 +178,16 @@ struct SoftmaxBack : Lane<TPR, 2, false> {
     }
   }
 
-  __device__ void store_row(int64_t row, int64_t) {
+  // A node without edges has no part in anything, whatever its features are.
+  __device__ void store_row(int64_t row, int64_t degree) {
     const int64_t at = row * p.width + this->f;
     T found[VEC];
 #pragma unroll
-    for (int i = 0; i < VEC; ++i) found[i] = now.direct[i] + t[i] * now.tilted[i];
+    for (int i = 0; i < VEC; ++i) found[i] = degree == 0 ? T{0} : now.direct[i] + t[i] * now.tilted[i];
     store_vector<VEC>(static_cast<T*>(p.to_x) + at, found);
     if (!p.to_t) return;
 #pragma unroll
-    for (int i = 0; i < VEC; ++i) found[i] = self[i] * now.tilted[i];
+    for (int i = 0; i < VEC; ++i) found[i] = degree == 0 ? T{0} : self[i] * now.tilted[i];
     store_vector<VEC>(static_cast<T*>(p.to_t) + at, found);
   }
 
@@ -201,35 +209,6 @@ struct SoftmaxBack : Lane<TPR, 2, false> {
   }
 };
 
-template <template <class, int, int> class R, class T, int VEC, int TPR, class Args>
-__global__ void __launch_bounds__(kBlock, sizeof(T) == 8 ? 2 : 3)
-    softmax_reduce_kernel(const Args p, T* pieces, int slab_lanes, int short_rows) {
-  R<T, VEC, TPR> mine(p, pieces, features_of_lane<VEC, TPR>(p.width, slab_lanes));
-  walk_items(mine, p.a, short_rows);
-}
-
-template <template <class, int, int> class R, class T, class Args>
-__global__ void __launch_bounds__(kBlock) softmax_reduce_combine_kernel(const Args p, T* pieces) {
-  using One = R<T, 1, kWarp>;
-  auto make = [&](int64_t f) { return One(p, pieces, {static_cast<int>(threadIdx.x) % kWarp, f, true}); };
-  combine_items<One>(p.a, p.width, make, [&](const One& row, int64_t piece) { return row.load_piece(piece); });
-}
-
-template <template <class, int, int> class R, class T, int VEC, class Args>
-void launch_rows(const Args& p, T* pieces, cudaStream_t stream) {
-  for_lanes<VEC>(p.width, [&](auto tpr, int slab_lanes, int slabs) {
-    constexpr int TPR = decltype(tpr)::value;
-    const ItemGrid grid = item_grid<TPR>(p.a);
-    const dim3 blocks(grid.blocks, static_cast<unsigned>(slabs));
-    softmax_reduce_kernel<R, T, VEC, TPR><<<blocks, kBlock, 0, stream>>>(p, pieces, slab_lanes, grid.short_rows);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  });
-  if (p.a.num_pieces > 0) {
-    softmax_reduce_combine_kernel<R, T><<<blocks_for(p.a.num_pieces * kWarp), kBlock, 0, stream>>>(p, pieces);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  }
-}
-
 template <template <class, int, int> class R, class Args>
 void launch_walk(const Args& p, const Tensor& x) {
   const Launch launch(x);
@@ -240,8 +219,8 @@ void launch_walk(const Args& p, const Tensor& x) {
   auto run = [&](auto type) {
     using T = typename decltype(type)::type;
     T* pieces = kept ? static_cast<T*>(kept->mutable_data_ptr()) : nullptr;
-    p.width % kVec<T> == 0 ? launch_rows<R, T, kVec<T>>(p, pieces, launch.stream)
-                           : launch_rows<R, T, 1>(p, pieces, launch.stream);
+    p.width % kVec<T> == 0 ? launch_lanes<R, T, kVec<T>>(p, pieces, launch.stream)
+                           : launch_lanes<R, T, 1>(p, pieces, launch.stream);
   };
   dtype_of("x", x) == kDouble ? run(Type<double>{}) : run(Type<float>{});
 }
@@ -255,14 +234,15 @@ __global__ void __launch_bounds__(kBlock) softmax_reduce_edges_kernel(const Soft
   const int64_t row = p.index64 ? static_cast<const int64_t*>(p.index)[edge] : static_cast<const int32_t*>(p.index)[edge];
   auto of = [](const void* rows, int64_t place) { return static_cast<const T*>(rows)[place]; };
   const T self = of(p.x, at), t = p.t ? of(p.t, f) : static_cast<T>(p.scale);
-  T direct = 0, tilted = 0;
+  T to_x = 0, to_t = 0;
   if (static_cast<uint64_t>(row) < static_cast<uint64_t>(p.num_cols)) {
     const int64_t place = row * p.width + f;
-    direct = fast_exp(rounded_product(t, self) - of(p.most, place)) * of(p.share, place);
-    tilted = direct * (self - of(p.out, place));
+    const T direct = fast_exp(rounded_product(t, self) - of(p.most, place)) * of(p.share, place);
+    const T tilted = direct * (self - of(p.out, place));
+    to_x = direct + t * tilted, to_t = self * tilted;
   }
-  static_cast<T*>(p.to_x)[at] = direct + t * tilted;
-  if (p.to_t) static_cast<T*>(p.to_t)[at] = self * tilted;
+  static_cast<T*>(p.to_x)[at] = to_x;
+  if (p.to_t) static_cast<T*>(p.to_t)[at] = to_t;
 }
 
 }  // namespace
