@@ -58,6 +58,10 @@ def make_gspmm_mean(original: Any) -> Any:
             if not narrow and not _unsupported(g._graph, op, reduce_op, lhs, rhs):
                 known(g._graph).calls += 1
                 return _gspmm(g._graph, op, reduce_op, lhs, rhs)
+        elif reduce_op == "mean" and op == "copy_rhs" and isinstance(rhs_data, Tensor):
+            if not _slower(g._graph, "edges", rhs_data) and not _unsupported(g._graph, op, reduce_op, None, rhs_data):
+                return _gspmm(g._graph, op, reduce_op, None, rhs_data)
+            known(g._graph).calls -= 1  # the sum will be asked for, and counts
         return original(g, op, reduce_op, lhs_data, rhs_data)
 
     return gspmm
