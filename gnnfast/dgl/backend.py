@@ -305,7 +305,7 @@ def heads_of_weights(lhs: Tensor, rhs: Tensor) -> int | None:
     return (math.prod(w[:split]) or None) if w[:split] == x[:split] else None
 
 
-def _gspmm(gidx: Any, op: str, reduce_op: str, lhs: Tensor, rhs: Any) -> Tensor:
+def _gspmm(gidx: Any, op: str, reduce_op: str, lhs: Any, rhs: Any) -> Tensor:
     graph, place = structure(gidx), f"dgl {op}.{reduce_op}"
     # Rows without edges hold the reduction's neutral element, which update_all() turns into 0, but a graph without edges holds 0.
     empty = {"max": -math.inf, "min": math.inf}.get(reduce_op, 0.0) if graph.num_edges else 0.0
