@@ -4,8 +4,7 @@
 :data:`gnnfast.types.ACTIVATIONS`; ``roles[n]``, made by :func:`role`, says what of which factor ``parts[n]`` is, or that it is
 the :data:`WEIGHT`; the first of them has F features. ``edge_gate_backward(graph, parts, roles, acts, grad [M, F], needs,
 transposed)`` gives the gradients of the parts with the roles ``needs``, those of sources over the graph of A^T (``transposed``),
-the others over that of A. float32 and float64;
-``attr`` and ``matrix`` on a CPU only.
+the others over that of A. float32 and float64; ``attr`` and ``matrix`` on a CPU only.
 """
 
 from __future__ import annotations

@@ -73,8 +73,7 @@ def _row(cls: Any) -> Row:
     if not known.is_known_method(cls, "aggregate"):
         return Row(cls.__name__, "in part", "gathers, and what its own aggregate() calls of PyG")
     if cls.__name__ in AS_IT_RUNS:
-        how = AS_IT_RUNS[cls.__name__]
-        return Row(cls.__name__, "fused", how)
+        return Row(cls.__name__, "fused", AS_IT_RUNS[cls.__name__])
     if found is None:
         return Row(cls.__name__, "in part", "gathers and reductions around its own message()")
     if found.form in RELU_FORMS:

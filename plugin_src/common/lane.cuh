@@ -1,5 +1,5 @@
 // What reducers of common/walk.cuh have in common whose lanes hold VEC features of one row: which features a lane has, the
-// edges it reads, and how many lanes a row takes.
+// edges it reads, how many lanes a row takes, and kernels for reducers that want no more.
 #pragma once
 
 #include "walk.cuh"
