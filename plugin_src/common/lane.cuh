@@ -21,12 +21,12 @@ __device__ inline LaneFeatures features_of_lane(int64_t width, int slab_lanes) {
   return {lane, active ? wanted : min((int64_t{blockIdx.y} + 1) * slab_lanes * VEC, width) - VEC, active};
 }
 
-// FLIGHT edges in flight. IDS: whether the numbers of edges are wanted, not only their columns.
-template <int TPR, int FLIGHT, bool IDS>
+// FLIGHT edges in flight. IDS: whether the numbers of edges are wanted, not only their columns. HOT: kHot in common/walk.cuh.
+template <int TPR, int FLIGHT, bool IDS, bool HOT = true>
 struct Lane {
   static_assert(FLIGHT <= TPR);
   static constexpr int kTpr = TPR, kFlight = FLIGHT, kColumns = 1;
-  static constexpr bool kReadAhead = TPR < kWarp, kHot = true;
+  static constexpr bool kReadAhead = TPR < kWarp, kHot = HOT;
 
   const Csr& a;
   const int lane;

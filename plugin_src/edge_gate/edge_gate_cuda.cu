@@ -75,12 +75,14 @@ enum Walk { kForward, kToDst, kToSrc };
 
 // PLAIN: each factor has a src, may have a shift, and nothing else. Registers for what there might be cost half of the warps.
 template <Walk WALK, int COUNT, bool PLAIN>
-constexpr int kGateFlight = PLAIN && COUNT == 1 && WALK == kForward ? 4 : 2;
+constexpr int kGateFlight = !PLAIN                           ? 1
+                            : COUNT == 1 && WALK == kForward ? 4
+                                                             : 2;
 
 // `pieces`: the sums of pieces of rows, [kSums, num_pieces, F]; `to_weight`: for each slab of features, [E].
 template <class T, Walk WALK, int COUNT, bool PLAIN, int VEC, int TPR>
-struct GateSum : Lane<TPR, kGateFlight<WALK, COUNT, PLAIN>, true> {
-  using Base = Lane<TPR, kGateFlight<WALK, COUNT, PLAIN>, true>;
+struct GateSum : Lane<TPR, kGateFlight<WALK, COUNT, PLAIN>, true, PLAIN> {
+  using Base = Lane<TPR, kGateFlight<WALK, COUNT, PLAIN>, true, PLAIN>;
   // To destinations: those of shift and scale.
   static constexpr int kSums = WALK == kForward ? 1 : WALK == kToDst && !PLAIN ? 2 * COUNT : COUNT;
 
@@ -256,7 +258,7 @@ struct GateSum : Lane<TPR, kGateFlight<WALK, COUNT, PLAIN>, true> {
 };
 
 template <class T, Walk WALK, int COUNT, bool PLAIN, int VEC, int TPR>
-__global__ void __launch_bounds__(kBlock, !PLAIN       ? 2
+__global__ void __launch_bounds__(kBlock, !PLAIN       ? (sizeof(T) == 8 || COUNT == 2 ? 2 : 3)
                                           : COUNT == 2 ? 3
                                                        : 4)
     edge_gate_kernel(const EdgeGateArgs p, T* pieces, T* to_weight, int slab_lanes, int short_rows) {
@@ -336,10 +338,11 @@ bool is_plain(const EdgeGateArgs& p) {
 
 template <class T, Walk WALK, int COUNT>
 void launch_count(const EdgeGateArgs& p, const Tensor& ref) {
-  if (!has_whole_vectors(p, kVec<T>)) return launch_gate<T, WALK, COUNT, false, 1>(p, ref);
-  if constexpr (sizeof(T) == 4)  // float64 has no use for more warps
-    if (is_plain(p)) return launch_gate<T, WALK, COUNT, true, kVec<T>>(p, ref);
-  launch_gate<T, WALK, COUNT, false, kVec<T>>(p, ref);
+  if constexpr (sizeof(T) == 4)  // for float64, which arithmetic bounds, the code of vectors is not worth its size
+    if (has_whole_vectors(p, kVec<T>))
+      return is_plain(p) ? launch_gate<T, WALK, COUNT, true, kVec<T>>(p, ref)
+                         : launch_gate<T, WALK, COUNT, false, kVec<T>>(p, ref);
+  launch_gate<T, WALK, COUNT, false, 1>(p, ref);
 }
 
 template <class T, Walk WALK>
