@@ -249,6 +249,7 @@ def attention(
     *,
     score: str = "dot",
     att: Tensor | None = None,
+    edge: Tensor | None = None,
     slope: float = 0.2,
     scale: float | None = None,
     dropout: float = 0.0,
@@ -266,9 +267,12 @@ def attention(
         score: ``"dot"``: :math:`s_e =` ``scale`` :math:`\langle dst_i, src_j \rangle`, of ``[num_dst, H, D]`` and
             ``[num_src, H, D]`` (Vaswani et al., 2017). ``"additive"``: ``leaky_relu``:math:`(dst_i + src_j)`, of ``[num_dst, H]``
             and ``[num_src, H]`` (GAT, Velickovic et al., ICLR 2018). ``"gatv2"``: :math:`\langle` ``att``
-            :math:`, leaky\_relu(dst_i + src_j) \rangle`, of ``[num_dst, H, D]`` and ``[num_src, H, D]`` (Brody et al., ICLR 2022).
+            :math:`, leaky\_relu(dst_i + src_j + edge_e) \rangle`, of ``[num_dst, H, D]`` and ``[num_src, H, D]`` (Brody et al.,
+            ICLR 2022).
         value: :math:`v`, ``[num_src, H, D]``; not given with ``"gatv2"``, whose values are ``src``.
         att: ``[H, D]``, of ``"gatv2"``.
+        edge: ``[E, H, D]`` in the order of the graph's edges, of ``"gatv2"``; 0 if not given. In 16-bit types coefficients then
+            exist.
         slope: of the leaky ReLU for negative numbers.
         scale: of ``"dot"``; :math:`1 / \sqrt{D}` if not given.
         dropout: the share of coefficients left out, others are scaled up; drawn from torch's generator, but by other draws than
@@ -292,6 +296,8 @@ def attention(
         raise ValueError(f"value must {'not be given' if value is not None else 'be given'} with score {score!r}")
     if (att is None) != (score != "gatv2"):
         raise ValueError(f"att must {'not be given' if att is not None else 'be given'} with score {score!r}")
+    if edge is not None and score != "gatv2":
+        raise ValueError(f"edge must not be given with score {score!r}")
     for name, number in (("slope", slope), ("scale", scale), ("dropout", dropout)):
         if not isinstance(number, (int, float)) and not (name == "scale" and number is None):
             raise TypeError(f"{name} must be a number, got {type(number).__name__}")
@@ -307,8 +313,9 @@ def attention(
         ("dst", dst, (graph.num_dst, *of_score)),
         ("src", src, (graph.num_src, *of_score)),
         ("att", att, of_score),
+        ("edge", edge, (graph.num_edges, heads, width)),
     ):
-        if t is None and name == "att":
+        if t is None and name in ("att", "edge"):
             continue
         check_tensor(name, t)
         assert t is not None
@@ -325,17 +332,22 @@ def attention(
     else:
         assert att is not None
         query = dst.reshape(graph.num_dst, heads * width)
-        found = execute.gatv2_attention(graph, query, flat, att.reshape(-1), heads, slope, drop, place=place)
-        out = _gatv2_in_parts(graph, dst, src, att, slope, drop) if found is None else found
+        rows = None if edge is None else edge.reshape(graph.num_edges, heads * width)
+        found = execute.gatv2_attention(graph, query, flat, att.reshape(-1), heads, slope, drop, edge=rows, place=place)
+        out = _gatv2_in_parts(graph, dst, src, att, edge, slope, drop) if found is None else found
     return out.view(graph.num_dst, heads, width)
 
 
-def _gatv2_in_parts(graph: Graph, dst: Tensor, src: Tensor, att: Tensor, slope: float, dropout: float) -> Tensor:
+def _gatv2_in_parts(
+    graph: Graph, dst: Tensor, src: Tensor, att: Tensor, edge: Tensor | None, slope: float, dropout: float
+) -> Tensor:
     """With a row of features per edge, where there is no kernel for heads so wide, or coefficients are asked for."""
     from gnnfast.ops.spmm import edges
 
     row, column, of_slot = edges(graph.args(csc=False))
-    by_slot = (torch.nn.functional.leaky_relu(dst[row] + src[column], slope) * att).sum(-1)
+    both = dst[row] + src[column]
+    both = both if edge is None else both + edge[of_slot]
+    by_slot = (torch.nn.functional.leaky_relu(both, slope) * att).sum(-1)
     score = by_slot.new_zeros(graph.num_edges, by_slot.shape[1]).index_copy(0, of_slot, by_slot)
     alpha = execute.softmax(graph, score, place="gnnfast.attention")
     alpha = torch.nn.functional.dropout(alpha, p=dropout, training=True) if dropout else alpha

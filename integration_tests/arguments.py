@@ -137,7 +137,14 @@ def cases() -> dict[str, tuple[object, dict[str, object]]]:
         ),
         "attention gatv2": (
             gnnfast.attention,
-            {"graph": graph, "dst": heads, "src": heads.clone(), "score": "gatv2", "att": torch.randn(2, F)},
+            {
+                "graph": graph,
+                "dst": heads,
+                "src": heads.clone(),
+                "score": "gatv2",
+                "att": torch.randn(2, F),
+                "edge": torch.randn(graph.num_edges, 2, F),
+            },
         ),
         "spmm_sampled": (
             gnnfast.spmm_sampled,

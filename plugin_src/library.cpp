@@ -77,12 +77,11 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   m.def("attention_keep(Tensor seed, int num_edges, int heads, float dropout) -> Tensor");
   // pair_attention/pair_attention.h
   m.def("pair_attention(" GNNFAST_GRAPH
-        ", Tensor query, Tensor key, Tensor? value, Tensor? att, int heads, float slope, float dropout, Tensor? seed, bool "
-        "train) "
-        "-> (Tensor, Tensor)");
+        ", Tensor query, Tensor key, Tensor? value, Tensor? att, Tensor? edge, int heads, float slope, float dropout, Tensor? "
+        "seed, bool train) -> (Tensor, Tensor)");
   m.def("pair_attention_backward(" GNNFAST_BOTH
-        ", Tensor query, Tensor key, Tensor? value, Tensor? att, Tensor out, Tensor stats, Tensor grad, int heads, "
-        "float slope, float dropout, Tensor? seed) -> (Tensor, Tensor, Tensor)");
+        ", Tensor query, Tensor key, Tensor? value, Tensor? att, Tensor? edge, Tensor out, Tensor stats, Tensor grad, int "
+        "heads, float slope, float dropout, Tensor? seed) -> (Tensor, Tensor, Tensor, Tensor)");
   // spmm_sampled/spmm_sampled.h
   m.def(
       "spmm_sampled(" GNNFAST_GRAPH

@@ -316,7 +316,7 @@ def dot_attention(
         return aggregate(graph, value, kept, "sum", place=place, training=training), alpha
     (query, key, value), narrowed = of_width(width, heads, query, key, value)
     args, needs_grad, seed = _prepare(graph, place, dropout, query, key, value)
-    out = call(PAIR_ATTENTION, needs_grad, args, query, key, value, None, heads, scale, float(dropout), seed, needs_grad)
+    out = call(PAIR_ATTENTION, needs_grad, args, query, key, value, None, None, heads, scale, float(dropout), seed, needs_grad)
     return narrowed(out), None
 
 
@@ -326,16 +326,28 @@ def coefficients(graph: Graph, query: Tensor, key: Tensor, heads: int, scale: fl
 
 
 def gatv2_attention(
-    graph: Graph, query: Tensor, key: Tensor, att: Tensor, heads: int, slope: float, dropout: float = 0.0, *, place: str
+    graph: Graph,
+    query: Tensor,
+    key: Tensor,
+    att: Tensor,
+    heads: int,
+    slope: float,
+    dropout: float = 0.0,
+    *,
+    edge: Tensor | None = None,
+    place: str,
 ) -> Tensor | None:
-    """``key [num_src, F]`` of the in-neighbours, weighted by the softmax of ``<att, leaky_relu(query[dst] + key[src])>`` per head
-    (``att [F]``, ``query [num_dst, F]``) after ``dropout``: ``[num_dst, F]``. ``None`` where there are no kernels for that."""
+    """``key [num_src, F]`` of the in-neighbours, weighted by the softmax of ``<att, leaky_relu(query[dst] + key[src] + edge)>`` per
+    head (``att [F]``, ``query [num_dst, F]``, ``edge [E, F]`` of 32 or 64 bits if given) after ``dropout``: ``[num_dst, F]``.
+    ``None`` where there are no kernels for that."""
     width = held_width(key, heads)
-    if not _fuses(dropout, heads) or width is None:
+    if not _fuses(dropout, heads) or width is None or (edge is not None and key.element_size() < 4):
         return None
-    (query, key, att), narrowed = of_width(width, heads, query, key, att)
-    args, needs_grad, seed = _prepare(graph, place, dropout, query, key, att)
-    out = call(PAIR_ATTENTION, needs_grad, args, query, key, None, att, heads, slope, float(dropout), seed, needs_grad)
+    given = (query, key, att) if edge is None else (query, key, att, edge)
+    (query, key, att, *of_edges), narrowed = of_width(width, heads, *given)
+    args, needs_grad, seed = _prepare(graph, place, dropout, query, key, att, *of_edges)
+    edge = of_edges[0] if of_edges else None
+    out = call(PAIR_ATTENTION, needs_grad, args, query, key, None, att, edge, heads, slope, float(dropout), seed, needs_grad)
     return narrowed(out)
 
 

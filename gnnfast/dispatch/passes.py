@@ -169,7 +169,7 @@ def pair_attention(
     ``key`` by that of ``<att, leaky_relu(query[dst] + key[src])>`` of slope ``number``; otherwise as :func:`attention`."""
     args = _args(graph, key, train, place)
     (query, key, value, att), narrowed = _held(key, heads, query, key, value, att)
-    out, stats = run(_ops.pair_attention.default, *args, query, key, value, att, heads, number, dropout, seed, train)
+    out, stats = run(_ops.pair_attention.default, *args, query, key, value, att, None, heads, number, dropout, seed, train)
     return narrowed(out), stats
 
 
@@ -190,8 +190,8 @@ def pair_attention_gradients(
     """The gradients of ``query``, ``key`` and ``value`` or ``att``."""
     args = _args(graph, key, True)
     (query, key, value, att, out, grad), narrowed = _held(key, heads, query, key, value, att, out, grad)
-    given = query, key, value, att, out, stats, grad, heads, number, dropout, seed
-    to_query, to_key, third = run(_ops.pair_attention_backward.default, *args, *given)
+    given = query, key, value, att, None, out, stats, grad, heads, number, dropout, seed
+    to_query, to_key, third, _ = run(_ops.pair_attention_backward.default, *args, *given)
     return narrowed(to_query), narrowed(to_key), narrowed(third if att is None else third.sum(0))
 
 

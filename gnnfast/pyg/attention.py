@@ -89,19 +89,24 @@ class OfEdges(NamedTuple):
     attr: Tensor
     found: Any = None
 
+    @property
+    def columns(self) -> Tensor:
+        """The features as ``[E, D]``."""
+        return self.attr if self.attr.dim() > 1 else self.attr.unsqueeze(1)
+
 
 class Parts(NamedTuple):
     """What is peculiar to a layer: what its message is, a parameter of the dtype of the others, those of its linear layers of which
-        one row must be there, how it goes on, whether its ``forward`` takes a ``size``, and whether it returns coefficients after a
-    dropout, which kernels draw otherwise."""
+    one row must be there, how it goes on, what raises Unsupported for features of edges that are not served, whether its
+    ``forward`` takes a ``size``, and whether it returns coefficients after a dropout, which kernels draw otherwise."""
 
     message: Any
     parameter: str | None
     linears: tuple[tuple[str, ...], ...]
     forward: Callable[..., Any]
+    check_edges: Callable[..., None]
     takes_size: bool = False
     drops_weights: bool = False
-    serves_edge_features: bool = False
 
 
 def _check(known: Any, parts: Parts, module: Any, pair: Any, edge_index: Any, edge_attr: Any, size: Any, weights: Any) -> None:
@@ -119,16 +124,11 @@ def _check(known: Any, parts: Parts, module: Any, pair: Any, edge_index: Any, ed
         raise Unsupported("the coefficients that are returned are those after dropout")
     edge_layer = own["_modules"].get("lin_edge")
     if edge_attr is not None or (edge_layer is not None and parts.message is DOT_ATTENTION):
-        if not parts.serves_edge_features:
-            raise Unsupported("edge features are added to rows of features")
         if edge_layer is None:
             raise Unsupported("edge features of a layer that takes none")
         if guards.operand("edge_attr", edge_attr) or edge_attr.shape[:1] != edge_index.shape[1:]:
             raise Unsupported("edge_attr does not fit")
-        if parts.message is DOT_ATTENTION:
-            _check_edge_rows(module, edge_attr, like)
-        elif own["add_self_loops"] and (pair[0].shape[0] < pair[1].shape[0] or not _has_linear_scores(module, edge_attr, like)):
-            raise Unsupported("edge features of self loops that are added, in a layer that is not linear in them")
+        parts.check_edges(module, pair, edge_attr, like)
 
 
 def _check_tensors(pair: Any, like: Any, edge_index: Any) -> None:
@@ -169,7 +169,13 @@ def _has_linear_scores(module: Any, edge_attr: Tensor, like: Tensor) -> bool:
     return _is_edge_product(module, edge_attr if edge_attr.dim() > 1 else edge_attr.unsqueeze(-1), like)
 
 
-def _check_edge_rows(module: Any, edge_attr: Tensor, like: Tensor) -> None:
+def _check_linear_scores(module: Any, pair: Any, edge_attr: Tensor, like: Tensor) -> None:
+    """Raises Unsupported if self loops get edge features in a layer whose scores are not linear in them."""
+    if module.add_self_loops and (pair[0].shape[0] < pair[1].shape[0] or not _has_linear_scores(module, edge_attr, like)):
+        raise Unsupported("edge features of self loops that are added, in a layer that is not linear in them")
+
+
+def _check_edge_rows(module: Any, _: Any, edge_attr: Tensor, like: Tensor) -> None:
     """Raises Unsupported if edge features that are added to keys and values are not products, or nothing is gained."""
     if not _is_edge_product(module, edge_attr, like):
         raise Unsupported("edge features are no products of 32 bits")
@@ -180,6 +186,17 @@ def _check_edge_rows(module: Any, edge_attr: Tensor, like: Tensor) -> None:
         raise Unsupported("too small to gain with edge features")
     if bounded.may_not_fit(edges_of, row_bytes, like.device):
         raise Unsupported("rows of edge features may not fit")
+
+
+def _check_added_rows(module: Any, pair: Any, edge_attr: Tensor, like: Tensor) -> None:
+    """Raises Unsupported if edge features that are added to what scores are computed of are not products, or nothing is gained."""
+    if not _is_edge_product(module, edge_attr if edge_attr.dim() > 1 else edge_attr.unsqueeze(-1), like):
+        raise Unsupported("edge features are no products of 32 or 64 bits")
+    if module.add_self_loops and pair[0].shape[0] < pair[1].shape[0]:
+        raise Unsupported("edge features of self loops that are added to more destinations than sources")
+    row_bytes, current = module.heads * module.out_channels * like.element_size(), settings()
+    if like.is_cuda and cannot_win(edge_attr.shape[0], row_bytes, torch.is_grad_enabled(), current):
+        raise Unsupported("too small to gain with edge features")
 
 
 def check_layer(known: Any, parts: Parts, module: Any) -> None:
@@ -270,6 +287,8 @@ def _gat(module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: T
     rows, sides = (graph.num_src, graph.num_dst), ((h_src, a_src), (h_dst, a_dst))
     fits = all(_is_plain(h, (n, heads * width), pair[0]) and _is_plain(a, (n, heads), pair[0]) for n, (h, a) in zip(rows, sides))
     alpha = None
+    if looped.shape[1] == 0:
+        given = None  # PyG then does not use them, so that their weights get no gradient
     if fits and given is not None and _has_linear_scores(module, given.attr, h_src):
         score = _edge_scores(module, given, graph, looped)
         alpha = softmax(graph, score, a_dst, a_src, module.negative_slope, place=place)
@@ -310,22 +329,27 @@ def _with_weights(module: Any, out: Tensor, looped: Tensor, alpha: Tensor | None
 def _edge_scores(module: Any, given: OfEdges, graph: Any, looped: Tensor) -> Tensor:
     """What the features of edges add to scores, ``[E, H]``, also of the self loops that the layer adds; nothing is as wide as the
     layer."""
-    attr = given.attr if given.attr.dim() == 2 else given.attr.unsqueeze(1)
     weight = (module.lin_edge.weight.view(module.heads, module.out_channels, -1) * module.att_edge.view(module.heads, -1, 1)).sum(1)
-    if not module.add_self_loops:
-        return torch.nn.functional.linear(attr, weight)
-    kept, nodes = given.found, min(graph.num_src, graph.num_dst)
+    if module.add_self_loops and module.fill_value == "mean":  # the scores of means are means of scores
+        return _with_loops(module, torch.nn.functional.linear(given.columns, weight), given.found, graph, looped)
+    return torch.nn.functional.linear(_with_loops(module, given.columns, given.found, graph, looped), weight)
+
+
+def _with_loops(module: Any, rows: Tensor, kept: Tensor | None, graph: Any, looped: Tensor) -> Tensor:
+    """``rows`` of a user's edges ``[E, D]`` as PyG lists edges: those ``kept``, and then those of the self loops that a layer
+    adds."""
+    if kept is None:
+        return rows
+    rows = rows if kept.numel() == rows.shape[0] else rows.index_select(0, kept)
+    nodes = min(graph.num_src, graph.num_dst)
     if module.fill_value != "mean":
         from torch_geometric.utils.loop import compute_loop_attr
 
-        attr = attr.index_select(0, kept)
-        of_loops = compute_loop_attr(looped[:, : kept.numel()], attr, nodes, False, module.fill_value)
-        return torch.nn.functional.linear(torch.cat([attr, of_loops]), weight)
-    score = torch.nn.functional.linear(attr, weight).index_select(0, kept)
-    # The scores of means are means of scores: sums over all edges, of which loops have none yet, by how many the others are.
+        return torch.cat([rows, compute_loop_attr(looped[:, : kept.numel()], rows, nodes, False, module.fill_value)])
+    # Sums over all edges, of which loops have none yet, by how many the others are.
     ends = edges.Ends(looped[1], looped[0], lambda: graph)
-    sums = edges.reduce(torch.cat([score, score.new_zeros(nodes, module.heads)]), ends, "sum")[:nodes]
-    return torch.cat([score, sums / (degrees(graph, score.dtype)[:nodes] - 1).clamp(min=1)])
+    sums = edges.reduce(torch.cat([rows, rows.new_zeros(nodes, rows.shape[1])]), ends, "sum")[:nodes]
+    return torch.cat([rows, sums / (degrees(graph, rows.dtype)[:nodes] - 1).clamp(min=1)])
 
 
 def gatv2_operands(module: Any, x: Any, pair: Any) -> tuple[Tensor | None, Tensor, Tensor]:
@@ -342,14 +366,15 @@ def _gatv2(
     res, left, right = gatv2_operands(module, x, pair)
     shape, att = heads * width, module.att
     fits = _is_plain(left, (graph.num_src, shape), pair[0]) and _is_plain(right, (graph.num_dst, shape), pair[0])
-    out = None
+    out, how = None, dict(dropout=_dropout(module), place=place)
     if fits and att.shape == (1, heads, width):
-        out = execute.gatv2_attention(graph, right, left, att.view(-1), heads, module.negative_slope, _dropout(module), place=place)
+        edge = None if given is None else module.lin_edge(_with_loops(module, given.columns, given.found, graph, looped))
+        out = execute.gatv2_attention(graph, right, left, att.view(-1), heads, module.negative_slope, edge=edge, **how)
     fused, alpha = out is not None, None
     if out is None or weights:
-        looped, _ = _as_pyg_lists(module, (left.shape[0], right.shape[0]), looped, None)
+        looped, edge_attr = _as_pyg_lists(module, (left.shape[0], right.shape[0]), looped, given)
         both = left.view(-1, heads, width), right.view(-1, heads, width)
-        alpha = module.edge_updater(looped, x=both, edge_attr=None)
+        alpha = module.edge_updater(looped, x=both, edge_attr=edge_attr)
         # Not of these where there is a kernel: a layer's output must not depend on whether coefficients are asked for.
         out = module.propagate(looped, x=both, alpha=alpha).view(-1, shape) if out is None else out
     out = finish(module, out, res, fused)
@@ -393,15 +418,23 @@ def _of_edges_too(
     narrow = given.attr.shape[1] <= width
     weight = lin.weight.view(heads, width, -1)  # [H, C, D]
     rows = given.attr.repeat(1, heads) if narrow else lin(given.attr)
-    asked = torch.einsum("nhc,hcd->nhd", query.view(-1, heads, width), weight).flatten(1) if narrow else query
+    asked = _by_heads(query, weight) if narrow else query
     score = execute.dot(graph, query, key, heads, place) + execute.dot(of_edges, asked.contiguous(), rows, heads, place)
     alpha = softmax(graph, score / math.sqrt(width), place=place)
     dropped = _dropped(module, alpha)
     how: Any = dict(place=place, training=module.training)
     of_rows = execute.aggregate(of_edges, rows, dropped, "sum", **how)
     if narrow:
-        of_rows = torch.einsum("nhd,hcd->nhc", of_rows.view(-1, heads, weight.shape[2]), weight).flatten(1)
+        of_rows = _by_heads(of_rows, weight.transpose(1, 2))
     return execute.aggregate(graph, value, dropped, "sum", **how) + of_rows, alpha
+
+
+def _by_heads(x: Tensor, weight: Tensor) -> Tensor:
+    """Each head of ``x [N, H A]`` times its matrix of ``[H, A, B]``: ``[N, H B]``."""
+    heads, width, _ = weight.shape
+    if x.is_cuda:  # a batch of H products is not split along N, where the matrices' gradients are sums over N
+        return x @ torch.block_diag(*weight.unbind())
+    return torch.einsum("nha,hab->nhb", x.view(-1, heads, width), weight).flatten(1)
 
 
 def finish_transformer(module: Any, out: Tensor, x_dst: Tensor, fused: bool) -> Tensor:
@@ -462,11 +495,9 @@ def _is_plain(t: Any, shape: tuple[int, int], like: Tensor) -> bool:
 
 
 _ALPHA = Message("x", "alpha", "unsqueeze", False)
-GAT = Parts(_ALPHA, "att_src", (("lin",), ("lin_src", "lin_dst")), _gat, takes_size=True, serves_edge_features=True)
-GATV2 = Parts(_ALPHA, "att", (("lin_l", "lin_r"),), _gatv2, drops_weights=True)
-TRANSFORMER = Parts(
-    DOT_ATTENTION, None, (("lin_query", "lin_key", "lin_value", "lin_skip"),), _transformer, serves_edge_features=True
-)
+GAT = Parts(_ALPHA, "att_src", (("lin",), ("lin_src", "lin_dst")), _gat, _check_linear_scores, takes_size=True)
+GATV2 = Parts(_ALPHA, "att", (("lin_l", "lin_r"),), _gatv2, _check_added_rows, drops_weights=True)
+TRANSFORMER = Parts(DOT_ATTENTION, None, (("lin_query", "lin_key", "lin_value", "lin_skip"),), _transformer, _check_edge_rows)
 make_gat_conv, make_gatv2_conv, make_transformer_conv = map(_make_conv, (GAT, GATV2, TRANSFORMER))
 
 

@@ -135,6 +135,18 @@ def formula_class() -> Any:
     return Formula
 
 
+class _OfEdges(torch.nn.Module):
+    """A layer whose edges have two features."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        ids = torch.arange(edge_index.shape[1], device=x.device, dtype=x.dtype)
+        return self.layer(x, edge_index, torch.stack([ids.cos(), ids.sin()], 1))  # type: ignore[no-any-return]
+
+
 def pyg_layer(r: random.Random) -> tuple[str, Any]:
     """A layer from F to F features, called as (x, edge_index, edge_weight or None)."""
     nn, yes, aggr = _pyg(), lambda: r.random() < 0.5, r.choice(["sum", "mean", "max", "min"])
@@ -167,6 +179,7 @@ def pyg_layer(r: random.Random) -> tuple[str, Any]:
         # Two heads: with int32 ids torch's scatter, and so PyG, fails for three.
         "GATConv mean": lambda: nn.GATConv(F, F, heads=2, concat=False, add_self_loops=yes(), negative_slope=0.9),
         "GATv2Conv": lambda: nn.GATv2Conv(F, 3, heads=2, add_self_loops=yes(), share_weights=yes()),
+        "GATv2Conv edges": lambda: _OfEdges(nn.GATv2Conv(F, 3, heads=2, edge_dim=2, add_self_loops=yes(), residual=yes())),
         "TransformerConv": lambda: nn.TransformerConv(F, 3, heads=2, beta=yes(), bias=yes(), dropout=r.choice([0.0, 0.5])),
         "AGNNConv": lambda: nn.AGNNConv(add_self_loops=yes()),
         "PNAConv": lambda: nn.PNAConv(

@@ -13,16 +13,21 @@ from gnnfast.dispatch import execute
 _ops = torch.ops.gnnfast
 # Heads and width of one: whole vectors, a padded head, several slabs, one feature.
 SHAPES = [(1, 64), (1, 128), (4, 32), (8, 8), (3, 40), (1, 1), (2, 5), (33, 2), (5, 0)]
-SCORES = ["dot", "gatv2"]
-SLOPE = {"dot": 0.35, "gatv2": 0.2}
+SCORES = ["dot", "gatv2", "gatv2 edges"]
+SLOPE = {"dot": 0.35, "gatv2": 0.2, "gatv2 edges": 0.3}
+
+
+def _sizes(graph, score):
+    """The rows of the operands: query, key, and value, or att and what edges have; none of att."""
+    third = {"dot": [(graph.num_src,)], "gatv2": [()], "gatv2 edges": [(), (graph.num_edges,)]}[score]
+    return [(graph.num_dst,), (graph.num_src,), *third]
 
 
 def _inputs(name, score, heads, width, dtype, device, scale=1.0):
     edge_index, num_src, num_dst = many_rows() if name == "many_rows" else GRAPHS[name]()
     edge_index = edge_index.to(device)
     graph = Graph.from_edge_index(edge_index, (num_src, num_dst))
-    sizes = [(num_dst,), (num_src,), (num_src,) if score == "dot" else ()]
-    made = [torch.randn(*n, heads * width, dtype=torch.float64) for n in sizes]
+    made = [torch.randn(*n, heads * width, dtype=torch.float64) for n in _sizes(graph, score)]
     made[0] = made[0] * scale
     return edge_index, graph, [t.to(dtype).to(device).requires_grad_() for t in made]
 
@@ -31,14 +36,16 @@ def _run(graph, score, heads, leaves, dropout=0.0, slope=None):
     slope = SLOPE[score] if slope is None else slope
     if score == "dot":
         return execute.dot_attention(graph, *leaves, heads, slope, dropout, place="test")[0]
-    return execute.gatv2_attention(graph, *leaves, heads, slope, dropout, place="test")
+    edge = leaves[3] if score == "gatv2 edges" else None
+    return execute.gatv2_attention(graph, *leaves[:3], heads, slope, dropout, edge=edge, place="test")
 
 
 def _expected(edge_index, num_dst, score, heads, leaves, keep=None, slope=None):
     """``[num_dst, F]``, edge by edge in the dtype of the operands."""
     slope = SLOPE[score] if slope is None else slope
-    (j, i), (query, key, third), width = edge_index, leaves, leaves[1].shape[1] // heads
-    raw = query[i] * key[j] * slope if score == "dot" else torch.nn.functional.leaky_relu(query[i] + key[j], slope) * third
+    (j, i), (query, key, third, *edge), width = edge_index, leaves, leaves[1].shape[1] // heads
+    both = query[i] + key[j] + edge[0] if edge else query[i] + key[j]
+    raw = query[i] * key[j] * slope if score == "dot" else torch.nn.functional.leaky_relu(both, slope) * third
     s = raw.view(j.numel(), heads, width).sum(-1)
     index = i[:, None].expand_as(s)
     most = s.new_full((num_dst, heads), -torch.inf).scatter_reduce(0, index, s.detach(), "amax")
@@ -125,7 +132,8 @@ def test_dtypes(name, heads, width, score, dtype, device):
     edge_index, graph, leaves = _inputs(name, score, heads, width, dtype, device)
     found, exact = _run(graph, score, heads, leaves), [t.detach().double().requires_grad_() for t in leaves]
     if found is None:
-        assert device.type == "cuda" and dtype is torch.float64 and width > 64
+        wide = device.type == "cuda" and dtype is torch.float64 and width > 64
+        assert wide or (score == "gatv2 edges" and dtype.itemsize == 2)
         return
     expected = _expected(edge_index, graph.num_dst, score, heads, exact)
     assert found.dtype == dtype and relative_error(found, expected) < 2 * TOLERANCE[dtype]
@@ -162,11 +170,11 @@ def test_dropout(heads, width, score, device):
 def test_gradcheck(name, score, device):
     _, graph, leaves = _inputs(name, score, 2, 3, torch.float64, device)
 
-    def run(query, key, third):
+    def run(query, key, third, *edge):
         key = key.sin()
         if score == "dot":
             third = third + key  # one depends on another, as in a layer
-        return _run(graph, score, 2, (query, key, third))
+        return _run(graph, score, 2, (query, key, third, *edge))
 
     assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
     # Second derivatives are torch's own sums, which vary from run to run on a GPU.
@@ -175,7 +183,7 @@ def test_gradcheck(name, score, device):
 
 @pytest.mark.parametrize("score", SCORES)
 def test_some_gradients(score, device):
-    for needed in range(8):
+    for needed in range(16 if score == "gatv2 edges" else 8):
         edge_index, graph, leaves = _inputs("random", score, 2, 8, torch.float64, device)
         leaves = [t.detach().requires_grad_(bool(needed >> i & 1)) for i, t in enumerate(leaves)]
         wanted = [t for t in leaves if t.requires_grad]
@@ -188,7 +196,7 @@ def test_some_gradients(score, device):
 @pytest.mark.parametrize("score", SCORES)
 def test_extreme_scores(score, device):
     edge_index, graph, leaves = _inputs("random", score, 2, 8, torch.float32, device, scale=1e4)
-    query, key, _ = leaves
+    query, key, *_ = leaves
     some = edge_index[1].bincount(minlength=graph.num_dst) > 0
     if score == "dot":
         ones = torch.ones(graph.num_src, 16, device=device, requires_grad=True)
@@ -211,8 +219,7 @@ def test_a_long_row_and_from_run_to_run(score, device):
     edges = 300_003
     edge_index = torch.stack([torch.arange(edges) % 1000, torch.full((edges,), 5)]).to(device)
     graph = Graph.from_edge_index(edge_index, (1000, 7))
-    sizes = [(7,), (1000,), (1000,) if score == "dot" else ()]
-    leaves = [torch.randn(*n, 8, device=device, requires_grad=True) for n in sizes]
+    leaves = [torch.randn(*n, 8, device=device, requires_grad=True) for n in _sizes(graph, score)]
     exact = [t.detach().double().requires_grad_() for t in leaves]
     found, expected = _run(graph, score, 2, leaves), _expected(edge_index, 7, score, 2, exact)
     assert relative_error(found, expected) < 1e-5
@@ -227,25 +234,28 @@ def test_a_long_row_and_from_run_to_run(score, device):
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_opcheck(dropout, score, device):
-    _, graph, (query, key, third) = _inputs("random", score, 2, 8, torch.float64, device)
+    _, graph, (query, key, third, *edge) = _inputs("random", score, 2, 8, torch.float64, device)
     seed = torch.tensor([3], device=device) if dropout else None
-    operands = (query, key, third, None) if score == "dot" else (query, key, None, third)
+    operands = (query, key, third, None, None) if score == "dot" else (query, key, None, third, edge[0] if edge else None)
     torch.library.opcheck(_ops.pair_attention.default, (*graph.args(csc=True), *operands, 2, 0.2, dropout, seed, True))
 
 
 def test_arguments_that_do_not_fit(device):
     _, graph, leaves = _inputs("random", "dot", 2, 8, torch.float32, device)
     q, k, v = (t.detach() for t in leaves)
-    args, att = graph.args(csc=True), torch.ones(16, device=device)
+    args, att, edge = graph.args(csc=True), torch.ones(16, device=device), torch.ones(graph.num_edges, 16, device=device)
     for given, message in (
-        ((q[1:], k, v, None, 2), "query must have size"),
-        ((q, k, v[1:], None, 2), "value must have size"),
-        ((q, k, v, att, 2), "exactly one of att and value"),
-        ((q, k, None, None, 2), "exactly one of att and value"),
-        ((q, k, v, None, 3), "3 heads do not divide the 16 features"),
-        ((q, k, None, att[1:], 2), "att must be contiguous"),
-        ((q, k, None, att.double(), 2), "att must have dtype"),
-        ((q[:, 1:], k, v, None, 2), "query must have size 16"),
+        ((q[1:], k, v, None, None, 2), "query must have size"),
+        ((q, k, v[1:], None, None, 2), "value must have size"),
+        ((q, k, v, att, None, 2), "exactly one of att and value"),
+        ((q, k, None, None, None, 2), "exactly one of att and value"),
+        ((q, k, v, None, None, 3), "3 heads do not divide the 16 features"),
+        ((q, k, None, att[1:], None, 2), "att must be contiguous"),
+        ((q, k, None, att.double(), None, 2), "att must have dtype"),
+        ((q[:, 1:], k, v, None, None, 2), "query must have size 16"),
+        ((q, k, v, None, edge, 2), "edge goes with att"),
+        ((q, k, None, att, edge[1:], 2), "edge must have size"),
+        ((q.half(), k.half(), None, att.half(), edge.half(), 2), "edge goes with att, in float32 and float64"),
     ):
         with pytest.raises(RuntimeError, match=message):
             _ops.pair_attention(*args, *given, 0.2, 0.0, None, False)
@@ -277,8 +287,9 @@ def test_public(name, width, device):
                 default = gnnfast.attention(graph, shaped[0] * width**0.5 * SLOPE["dot"], *shaped[1:])
                 assert relative_error(default, found) < 1e-12
         else:
-            found = gnnfast.attention(graph, *shaped[:2], score="gatv2", att=shaped[2], slope=SLOPE["gatv2"])
-            parts = gnnfast.functional._gatv2_in_parts(graph, *shaped, SLOPE["gatv2"], 0.0)
+            edge = shaped[3] if score == "gatv2 edges" else None
+            found = gnnfast.attention(graph, *shaped[:2], score="gatv2", att=shaped[2], edge=edge, slope=SLOPE[score])
+            parts = gnnfast.functional._gatv2_in_parts(graph, *shaped[:3], edge, SLOPE[score], 0.0)
             assert relative_error(parts.view_as(found), found) < 1e-12
         assert found.shape == (graph.num_dst, heads, width)
         expected = _expected(edge_index, graph.num_dst, score, heads, leaves)
@@ -298,6 +309,8 @@ def test_public_arguments(device):
         ((dst, src, value), {"score": "gatv2", "att": value[0]}, "value must not be given"),
         ((dst, src), {"score": "gatv2"}, "att must be given"),
         ((dst, src, value), {"att": value[0]}, "att must not be given"),
+        ((dst, src, value), {"edge": value}, "edge must not be given with score 'dot'"),
+        ((dst, src), {"score": "gatv2", "att": value[0], "edge": value[1:]}, "edge must be torch.float32 of shape"),
         ((dst, src, value), {"score": "cosine"}, "score must be one of dot, additive, gatv2"),
         ((dst, src, value), {"dropout": 1.5}, r"dropout must be in \[0, 1\]"),
         ((dst[:, :1], src, value), {}, "dst must be torch.float32 of shape"),

@@ -41,8 +41,8 @@ class _Pair(torch.nn.Module):
         return self.conv((a, b), edge_index)
 
 
-def _served(report):
-    return any(place == "pyg GATConv" and kernel in ("attention", "edge softmax") for place, kernel, _ in report.kernels)
+def _served(report, layer="GATConv"):
+    return any(place == f"pyg {layer}" and kernel in ("attention", "edge softmax") for place, kernel, _ in report.kernels)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -80,29 +80,36 @@ FILLED = {
 
 
 @pytest.mark.parametrize("options", FILLED)
-@pytest.mark.parametrize("name", ["random", "hub", "self_loops_and_duplicates", "sorted", "one_edge"])
-def test_edge_features(name, options, device):
+@pytest.mark.parametrize("make", [nn.GATConv, nn.GATv2Conv])
+@pytest.mark.parametrize("name", ["random", "hub", "self_loops_and_duplicates", "sorted", "one_edge", "no_edges"])
+def test_edge_features(name, make, options, device):
     """Also of self loops that are added, where nodes had none, one or several."""
     dtype = torch.float32 if name == "random" else torch.float64
     edge_index, num_src, num_dst = GRAPHS[name]()
     n = max(num_src, num_dst)
     x, attr = (torch.randn(m, k, device=device, dtype=dtype) for m, k in ((n, F), (edge_index.shape[1], 3)))
-    layer = nn.GATConv(F, 5, heads=2, edge_dim=3, **FILLED[options]).to(dtype)
-    report = compare(layer, x, edge_index.to(device), attr, tolerance=1e-9 if dtype is torch.float64 else 1e-4)
-    assert {kernel for place, kernel, _ in report.kernels if place == "pyg GATConv"} >= {"edge softmax"}
+    layer = make(F, 5, heads=2, edge_dim=3, **FILLED[options]).to(dtype)
+    with gnnfast.override(dropout="framework"):  # the same masks
+        report = compare(layer, x, edge_index.to(device), attr, tolerance=1e-9 if dtype is torch.float64 else 1e-4)
+    kernels = {kernel for place, kernel, _ in report.kernels if place == f"pyg {make.__name__}"}
+    if make is nn.GATConv:
+        assert kernels >= {"edge softmax"} or (name == "no_edges" and kernels == {"attention"})
+    else:
+        assert kernels == {"attention"} or options == "dropout"
     assert not report.fallbacks and not any("part" in kernel for _, kernel, _ in report.kernels)
 
 
 @pytest.mark.parametrize("loops", [True, False])
-def test_edge_features_of_one_column_and_of_pairs(loops, device):
+@pytest.mark.parametrize("make", [nn.GATConv, nn.GATv2Conv])
+def test_edge_features_of_one_column_and_of_pairs(make, loops, device):
     edge_index, num_src, num_dst = GRAPHS["bipartite"]()
     edge_index = edge_index.flip(0).to(device)  # more sources than destinations
     if loops:
         edge_index = edge_index[:, (edge_index < num_src).all(0)]
     x = [torch.randn(m, f, device=device, dtype=torch.float64) for m, f in ((num_dst, F), (num_src, 6))]
     attr = torch.randn(edge_index.shape[1], device=device, dtype=torch.float64)
-    layer = nn.GATConv((F, 6), 5, heads=2, edge_dim=1, add_self_loops=loops).double()
-    assert _served(compare(_PairOfEdges(layer), *x, edge_index, attr, tolerance=1e-9))
+    layer = make((F, 6), 5, heads=2, edge_dim=1, add_self_loops=loops).double()
+    assert _served(compare(_PairOfEdges(layer), *x, edge_index, attr, tolerance=1e-9), make.__name__)
 
 
 class _PairOfEdges(_Pair):
@@ -111,10 +118,11 @@ class _PairOfEdges(_Pair):
 
 
 @pytest.mark.parametrize("fill", ["mean", "max"])
-def test_edge_features_twice_and_weights(fill, device):
+@pytest.mark.parametrize("make", [nn.GATConv, nn.GATv2Conv])
+def test_edge_features_twice_and_weights(make, fill, device):
     edge_index, n, _ = GRAPHS["self_loops_and_duplicates"]()
     x, attr = (torch.randn(m, k, device=device, dtype=torch.float64) for m, k in ((n, F), (edge_index.shape[1], 3)))
-    layer = nn.GATConv(F, 5, heads=2, edge_dim=3, fill_value=fill).to(device, torch.float64)
+    layer = make(F, 5, heads=2, edge_dim=3, fill_value=fill).to(device, torch.float64)
     edge_index, leaves, results = edge_index.to(device), [x.requires_grad_(), attr.requires_grad_(), *layer.parameters()], []
     for on in (True, False):
         (gnnfast.enable if on else gnnfast.disable)()
@@ -126,22 +134,25 @@ def test_edge_features_twice_and_weights(fill, device):
     assert all(relative_error(f, e) < 1e-9 or e.norm() < 1e-12 for f, e in zip(*results))
 
 
-def test_edge_features_that_may_be_anything(device):
+@pytest.mark.parametrize("make", [nn.GATConv, nn.GATv2Conv])
+def test_edge_features_that_may_be_anything(make, device):
     """A hook, and 16 bits, where rounding in another order shows: PyG's own scores."""
     edge_index, n, _ = GRAPHS["random"]()
     x, attr = torch.randn(n, F, device=device), torch.randn(edge_index.shape[1], 3, device=device)
     edge_index = edge_index.to(device)
     for loops in (True, False):
-        layer = nn.GATConv(F, 5, heads=2, edge_dim=3, add_self_loops=loops).to(device)
+        layer = make(F, 5, heads=2, edge_dim=3, add_self_loops=loops).to(device)
         layer.lin_edge.register_forward_hook(lambda module, inputs, out: 2 * out)
         compare(layer, x, edge_index, attr, tolerance=1e-4)
-        half = nn.GATConv(F, 5, edge_dim=3, add_self_loops=loops).to(device, torch.bfloat16)
+        half = make(F, 5, edge_dim=3, add_self_loops=loops).to(device, torch.bfloat16)
         found = half(x.bfloat16(), edge_index, attr.bfloat16())
         gnnfast.disable()
         assert relative_error(found, half(x.bfloat16(), edge_index, attr.bfloat16())) < 1e-2
         gnnfast.enable()
-        layer = nn.GATConv(F, 5, heads=2, edge_dim=3, add_self_loops=loops).to(device)
-        layer.lin.register_forward_hook(lambda module, inputs, out: torch.cat([out, out]))  # as many loops as then are rows
+        layer = make(F, 5, heads=2, edge_dim=3, add_self_loops=loops).to(device)
+        of_nodes = (layer.lin,) if make is nn.GATConv else (layer.lin_l, layer.lin_r)
+        for lin in of_nodes:  # as many loops as then are rows
+            lin.register_forward_hook(lambda module, inputs, out: torch.cat([out, out]))
         assert _same(lambda layer=layer: layer(x, edge_index, attr))
 
 
@@ -377,6 +388,7 @@ def test_what_a_user_changes_of_gatv2_runs(change, device):
         (nn.GATConv, {"edge_dim": 3}),
         (nn.GATv2Conv, {"residual": True}),
         (nn.GATv2Conv, {"share_weights": True, "concat": False}),
+        (nn.GATv2Conv, {"edge_dim": 3}),
         (nn.TransformerConv, {"beta": True}),
         (nn.TransformerConv, {"edge_dim": 3}),
     ],
@@ -860,7 +872,7 @@ def test_transformer_of_edge_features(name, options, width, device):
     assert not report.fallbacks and not any("part" in kernel for _, kernel, _ in report.kernels)
 
 
-@pytest.mark.parametrize("make", [nn.TransformerConv, nn.GATConv])
+@pytest.mark.parametrize("make", [nn.TransformerConv, nn.GATConv, nn.GATv2Conv])
 @pytest.mark.parametrize("width", [3, 7])
 def test_edge_features_of_32_bits(width, make, device):
     edge_index, n, _ = GRAPHS["random"]()
@@ -895,7 +907,7 @@ def test_edges_that_change_and_what_is_not_served_of_them(device):
     edge_index, n, _ = GRAPHS["random"]()
     x, attr = torch.randn(n, F, device=device), torch.randn(edge_index.shape[1], 3, device=device)
     edge_index = edge_index.to(device)
-    for layer in (nn.TransformerConv(F, 5, edge_dim=3).to(device), nn.GATConv(F, 5, edge_dim=3).to(device)):
+    for layer in (make(F, 5, edge_dim=3).to(device) for make in (nn.TransformerConv, nn.GATConv, nn.GATv2Conv)):
         for _ in range(2):
             for _ in range(3):
                 assert _same(lambda layer=layer: layer(x, edge_index, attr))
@@ -907,7 +919,7 @@ def test_edges_that_change_and_what_is_not_served_of_them(device):
             assert _same(lambda layer=layer: layer(x, edge_index, attr[:, :2]))
 
 
-@pytest.mark.parametrize("make", ["AGNNConv", "FAConv", "TransformerConv", "GATConv"])
+@pytest.mark.parametrize("make", ["AGNNConv", "FAConv", "TransformerConv", "GATConv", "GATv2Conv"])
 def test_compiled_layers_are_pygs_own(make, device):
     edge_index, n, _ = GRAPHS["random"]()
     x, attr = torch.randn(n, F, device=device), torch.randn(edge_index.shape[1], 3, device=device)
@@ -917,8 +929,9 @@ def test_compiled_layers_are_pygs_own(make, device):
         "FAConv": lambda: _Initial(nn.FAConv(F)),
         "TransformerConv": lambda: nn.TransformerConv(F, 5, edge_dim=3),
         "GATConv": lambda: nn.GATConv(F, 5, edge_dim=3),
+        "GATv2Conv": lambda: nn.GATv2Conv(F, 5, edge_dim=3),
     }[make]().to(device)
-    args = (x, edge_index, attr) if make in ("TransformerConv", "GATConv") else (x, edge_index)
+    args = (x, edge_index) if make in ("AGNNConv", "FAConv") else (x, edge_index, attr)
     compiled = torch.compile(layer, backend="aot_eager")
     assert relative_error(compiled(*args), layer(*args)) < 1e-4
 
@@ -926,7 +939,7 @@ def test_compiled_layers_are_pygs_own(make, device):
 def test_edge_features_evaluated_and_then_trained(device):
     """What is kept of a graph that was met under inference_mode is good for training."""
     x, attr = torch.randn(30, F, device=device), torch.randn(200, 3, device=device)
-    for make in (nn.TransformerConv, nn.GATConv):
+    for make in (nn.TransformerConv, nn.GATConv, nn.GATv2Conv):
         edge_index, layer = GRAPHS["random"]()[0].to(device), make(F, 5, edge_dim=3).to(device)
         with torch.inference_mode():
             expected = layer(x, edge_index, attr)

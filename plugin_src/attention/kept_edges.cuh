@@ -6,11 +6,11 @@
 
 namespace gnnfast {
 
-// COLUMNS registers a lane. `M` is a reducer (common/walk.cuh) with its arguments `p`, its `lane` and `kept`, the draws that
-// keep.
-template <int COLUMNS>
+// COLUMNS registers a lane; IDS: whether the numbers of edges are wanted. `M` is a reducer (common/walk.cuh) with its arguments
+// `p`, its `lane` and `kept`, the draws that keep.
+template <int COLUMNS, bool IDS = false>
 struct KeptEdges {
-  int col[COLUMNS];
+  int col[COLUMNS], ids[IDS ? COLUMNS : 1];
   uint32_t keep[COLUMNS];  // bit h: head h is kept
 
   template <int LANES, class M>
@@ -19,11 +19,13 @@ struct KeptEdges {
     for (int u = 0; u < COLUMNS; ++u) {
       const int slot = first + u * LANES + m.lane % LANES;
       col[u] = 0, keep[u] = 0;
+      if constexpr (IDS) ids[u] = 0;
       if (slot < end) {
         col[u] = __ldg(m.p.a.col + slot);
-        if (m.p.seed) {
+        if (IDS || m.p.seed) {
           const int id = m.p.a.perm ? __ldg(m.p.a.perm + slot) : slot;
-          keep[u] = kept_heads(__ldg(m.p.seed), id, static_cast<int>(m.p.heads), m.kept);
+          if constexpr (IDS) ids[u] = id;
+          if (m.p.seed) keep[u] = kept_heads(__ldg(m.p.seed), id, static_cast<int>(m.p.heads), m.kept);
         }
       }
     }

@@ -24,10 +24,10 @@ inline Tensor check_rows(const char* name, const Tensor& t, int64_t rows, const 
 
 // Sets what all passes have in common.
 template <class Device>
-PairArgs pair_args(const Tensor& key, int64_t heads, const OptTensor& att, double slope, double dropout,
-                   const OptTensor& seed) {
+PairArgs pair_args(const Tensor& key, int64_t heads, const OptTensor& att, double slope, double dropout, const OptTensor& seed,
+                   const OptTensor& edge = std::nullopt) {
   PairArgs args{};
-  args.score = att ? kGatv2 : kScaledDot;
+  args.score = edge ? kGatv2Edges : att ? kGatv2 : kScaledDot;
   args.width = key.size(1);
   args.heads = heads;
   args.slope = slope;
@@ -47,20 +47,25 @@ PairArgs pair_args(const Tensor& key, int64_t heads, const OptTensor& att, doubl
                   args.width, " features, got shape ", shape_str(*att));
     args.att = att->const_data_ptr();
   }
+  if (edge) {
+    GNNFAST_CHECK(att.has_value() && key.element_size() >= 4, "edge goes with att, in float32 and float64");
+    args.edge = edge->const_data_ptr();
+  }
   return args;
 }
 
-// out [M, F] and, with `train`, stats [M, H, 4], else empty. With `att` [F] GATv2, whose values are the keys, else dot
-// products.
+// out [M, F] and, with `train`, stats [M, H, 4], else empty. With `att` [F] GATv2, whose values are the keys, and to whose
+// scores `edge` [E, F], if given, is added, else dot products.
 template <class Device>
 std::tuple<Tensor, Tensor> pair_attention(GNNFAST_GRAPH_PARAMS, const Tensor& query_, const Tensor& key_,
-                                          const OptTensor& value_, const OptTensor& att_, int64_t heads, double slope,
-                                          double dropout, const OptTensor& seed, bool train) {
+                                          const OptTensor& value_, const OptTensor& att_, const OptTensor& edge_, int64_t heads,
+                                          double slope, double dropout, const OptTensor& seed, bool train) {
   const Tensor key = aligned(check_features("key", key_, -1)), query = check_rows("query", query_, rowptr.numel() - 1, key);
   GNNFAST_CHECK(att_.has_value() != value_.has_value(), "exactly one of att and value is needed");
   const OptTensor att = att_ ? OptTensor(aligned(*att_)) : att_;
   const Tensor value = value_ ? check_rows("value", *value_, key.size(0), key) : key;
-  PairArgs args = pair_args<Device>(key, heads, att, slope, dropout, seed);
+  const OptTensor edge = edge_ ? OptTensor(check_rows("edge", *edge_, col.numel(), key)) : edge_;
+  PairArgs args = pair_args<Device>(key, heads, att, slope, dropout, seed, edge);
   args.a = check_csr(rowptr, col, perm, schedule, layout, key);
   args.role = kPairForward;
   args.own = query.const_data_ptr();
@@ -74,25 +79,30 @@ std::tuple<Tensor, Tensor> pair_attention(GNNFAST_GRAPH_PARAMS, const Tensor& qu
   return {out, stats};
 }
 
-// The gradients of queries, keys and values; for GATv2 of queries and keys, and rows [M + N, F] whose sum is that of att. The
-// first matrix is that of the forward pass, the second its transpose.
+// The gradients of queries, keys and values; for GATv2 of queries and keys, and rows [M + N, F], or [M, F] with `edge`, whose
+// sum is that of att; and that of edge, else empty. The first matrix is that of the forward pass, the second its transpose.
 template <class Device>
-std::tuple<Tensor, Tensor, Tensor> pair_attention_backward(GNNFAST_BOTH_PARAMS, const Tensor& query_, const Tensor& key_,
-                                                           const OptTensor& value_, const OptTensor& att_, const Tensor& out_,
-                                                           const Tensor& stats, const Tensor& grad_, int64_t heads,
-                                                           double slope, double dropout, const OptTensor& seed) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> pair_attention_backward(GNNFAST_BOTH_PARAMS, const Tensor& query_,
+                                                                   const Tensor& key_, const OptTensor& value_,
+                                                                   const OptTensor& att_, const OptTensor& edge_,
+                                                                   const Tensor& out_, const Tensor& stats, const Tensor& grad_,
+                                                                   int64_t heads, double slope, double dropout,
+                                                                   const OptTensor& seed) {
   const Tensor key = aligned(check_features("key", key_, rowptr_t.numel() - 1));
   const Tensor query = check_rows("query", query_, rowptr.numel() - 1, key),
                grad = check_rows("grad", grad_, query.size(0), key), out = check_rows("out", out_, query.size(0), key);
   GNNFAST_CHECK(att_.has_value() != value_.has_value(), "exactly one of att and value is needed");
   const OptTensor att = att_ ? OptTensor(aligned(*att_)) : att_;
   const Tensor value = value_ ? check_rows("value", *value_, key.size(0), key) : key;
-  PairArgs args = pair_args<Device>(key, heads, att, slope, dropout, seed);
+  const OptTensor edge = edge_ ? OptTensor(check_rows("edge", *edge_, col.numel(), key)) : edge_;
+  PairArgs args = pair_args<Device>(key, heads, att, slope, dropout, seed, edge);
   const Tensor packed = attention_dots<Device>(out, grad, stats, heads);
   args.stats = packed.const_data_ptr();
   auto rows = [&](int64_t n) { return make_empty(key, {n, args.width}, key.scalar_type()); };
-  Tensor to_query = rows(query.size(0)), to_key = rows(key.size(0)),
-         third = rows(att ? query.size(0) + key.size(0) : key.size(0));
+  Tensor to_query = rows(query.size(0)), to_key = rows(key.size(0)), to_edge = rows(edge ? edge->size(0) : 0),
+         third = rows(edge  ? query.size(0)
+                      : att ? query.size(0) + key.size(0)
+                            : key.size(0));
   args.a = check_csr(rowptr, col, perm, schedule, layout, key);
   args.role = kPairToRows;
   args.own = query.const_data_ptr();
@@ -100,6 +110,7 @@ std::tuple<Tensor, Tensor, Tensor> pair_attention_backward(GNNFAST_BOTH_PARAMS, 
   args.other = key.const_data_ptr();
   args.with = value.const_data_ptr();
   args.to_own = to_query.mutable_data_ptr();
+  args.to_edge = to_edge.mutable_data_ptr();
   args.product = third.mutable_data_ptr();
   if (to_query.numel() > 0) Device::pair_attention(args, key);
   args.a = check_csr(rowptr_t, col_t, perm_t, schedule_t, layout_t, key);
@@ -112,7 +123,7 @@ std::tuple<Tensor, Tensor, Tensor> pair_attention_backward(GNNFAST_BOTH_PARAMS, 
   args.out = att ? to_key.mutable_data_ptr() : third.mutable_data_ptr();
   args.product = static_cast<char*>(third.mutable_data_ptr()) + to_query.numel() * static_cast<int64_t>(key.element_size());
   if (to_key.numel() > 0) Device::pair_attention(args, key);
-  return {to_query, to_key, third};
+  return {to_query, to_key, third, to_edge};
 }
 
 // Additive scores (attention/attention_args.h): the gradients of dst, src and x, over both matrices as above; with `atomics`,

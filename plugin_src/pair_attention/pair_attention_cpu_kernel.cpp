@@ -47,6 +47,7 @@ struct Pair {
 
   const T* row_of(const void* from, int64_t column) const { return static_cast<const T*>(from) + column * width; }
   static V att_of(const PairArgs& p, int64_t f) { return load_vector<L>(static_cast<const T*>(p.att) + f); }
+  int64_t edge_at(int64_t slot) const { return (p.a.perm ? p.a.perm[slot] : slot) * width; }
 
   // kAdditive: the sum of the two parts, and what it is multiplied by.
   A raw_score(int64_t slot, int64_t h) const {
@@ -66,11 +67,13 @@ struct Pair {
         __builtin_prefetch(row_of(p.other, ahead) + f);
         if (gathered != p.other) __builtin_prefetch(row_of(gathered, ahead) + f);
       }
+      const T* of_edge = SCORE == kGatv2Edges ? static_cast<const T*>(p.edge) + edge_at(slot) : nullptr;
       for (int64_t h = 0, f = 0; h < heads; ++h) {
         V s{}, d{};
         for (const int64_t end = (h + 1) * segment; f < end; f += L) {
-          if constexpr (SCORE == kGatv2) {
-            const V raw = load_vector<L>(own + f) + load_vector<L>(other + f);
+          if constexpr (has_att(SCORE)) {
+            V raw = load_vector<L>(own + f) + load_vector<L>(other + f);
+            if constexpr (SCORE == kGatv2Edges) raw += load_vector<L>(of_edge + f);
             s += att_of(p, f) * (raw > 0 ? raw : slope * raw);
           } else if constexpr (SCORE == kScaledDot) {
             s += load_vector<L>(own + f) * load_vector<L>(other + f);
@@ -155,7 +158,7 @@ struct Pair {
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) head[n] = (f0 + n * L) / segment, values[n] = others[n] = V{};
     for (int64_t k = 0; k < count; ++k) {
-      const int64_t column = p.a.col[first + k];
+      const int64_t column = p.a.col[first + k], at = SCORE == kGatv2Edges ? edge_at(first + k) + f0 : 0;
       const T *other = row_of(p.other, column) + f0, *with = row_of(gathered, column) + f0;
 #pragma GCC unroll 8
       for (int n = 0; n < N; ++n) {
@@ -163,9 +166,17 @@ struct Pair {
         if (p.role != kPairForward && SCORE != kAdditive) {
           const V e = load_vector<L>(other + n * L);
           const A ds = dots[k * heads + head[n]];
-          if constexpr (SCORE == kGatv2)
-            others[n] += load_vector<L>(own + f0 + n * L) + e > 0 ? V{} + ds : V{} + slope * ds;
-          else
+          if constexpr (has_att(SCORE)) {
+            V raw = load_vector<L>(own + f0 + n * L) + e;
+            if constexpr (SCORE == kGatv2Edges) raw += load_vector<L>(static_cast<const T*>(p.edge) + at + n * L);
+            const V d = raw > 0 ? V{} + ds : V{} + slope * ds;
+            others[n] += d;
+            if constexpr (SCORE == kGatv2Edges)
+              if (p.role == kPairToRows) {
+                values[n] += d * raw;
+                store_vector<L>(static_cast<T*>(p.to_edge) + at + n * L, d * att_of(p, f0 + n * L));
+              }
+          } else
             others[n] += ds * e;
         }
       }
@@ -215,8 +226,11 @@ struct Pair {
       return;
     }
     for (int64_t f = 0; f < width; ++f) {
-      if constexpr (SCORE == kGatv2) {
-        store(static_cast<T*>(p.product) + row * width + f, any ? own[f] * to[f] : A{0});
+      if constexpr (has_att(SCORE)) {
+        if (SCORE == kGatv2)
+          store(static_cast<T*>(p.product) + row * width + f, any ? own[f] * to[f] : A{0});
+        else if (p.role == kPairToRows)
+          store(static_cast<T*>(p.product) + row * width + f, out[f]);
         to[f] *= load(static_cast<const T*>(p.att) + f);
         out[f] += to[f];  // which is stored to columns alone
       }
@@ -245,6 +259,9 @@ void pair_items(const PairArgs& p, DType dtype, int64_t row_begin, int64_t row_e
         return run_rows<T, kScaledDot, L>(p, row_begin, row_end, room);
       case kGatv2:
         return run_rows<T, kGatv2, L>(p, row_begin, row_end, room);
+      case kGatv2Edges:
+        if constexpr (sizeof(T) >= 4) run_rows<T, kGatv2Edges, L>(p, row_begin, row_end, room);
+        return;
       case kAdditive:
         return run_rows<T, kAdditive, L>(p, row_begin, row_end, room);
     }

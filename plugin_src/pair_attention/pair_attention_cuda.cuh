@@ -4,7 +4,8 @@
 // for nothing.
 //
 // Bytes that must move, per edge: 4 (col), 4 (perm, with dropout) once a slab; two gathers of F * sizeof(T), of which
-// kAdditive, and kGatv2 except to columns, need one alone; and to columns 16 (stats) a head.
+// kAdditive, and kGatv2 except to columns, need one alone; and to columns 16 (stats) a head. kGatv2Edges reads F * sizeof(T) of
+// the edge itself in each walk, and writes as much to rows.
 #pragma once
 
 #include "attention/kept_edges.cuh"
@@ -24,7 +25,7 @@ constexpr int kPairFlight = SCORE == kGatv2 && ROLE == kPairForward && BYTES <= 
 template <class T, int SCORE, int ROLE, int N>
 constexpr int kPairBlocks =
     sizeof(T) == 8        ? 2
-    : N * sizeof(T) <= 16 ? (ROLE == kPairForward && SCORE != kGatv2 ? 4 : 3)
+    : N * sizeof(T) <= 16 ? (ROLE == kPairForward && !has_att(SCORE) ? 4 : 3)
                           : (ROLE == kPairForward || SCORE == kAdditive || (ROLE == kPairToRows && SCORE == kGatv2) ? 3 : 2);
 
 // A lane holds NV vectors of VEC features of one head, `lanes_of_head` vectors apart, so that loads of a warp are of whole
@@ -36,9 +37,10 @@ struct Pair {
   static constexpr int kTpr = TPR, kFlight = kPairFlight<SCORE, ROLE, N* static_cast<int>(sizeof(T))>;
   static constexpr int kColumns = 1;
   static constexpr bool kReadAhead = TPR < kWarp, kHot = true;
-  static constexpr bool kOneGather = SCORE == kAdditive || (SCORE == kGatv2 && ROLE != kPairToColumns);
-  static constexpr bool kGathersTo = ROLE != kPairForward && SCORE != kAdditive;
-  static constexpr int kTo = kGathersTo ? N : 1, kOut = ROLE == kPairToRows ? 1 : N;
+  static constexpr bool kOneGather = SCORE == kAdditive || (has_att(SCORE) && ROLE != kPairToColumns);
+  static constexpr bool kOfEdges = SCORE == kGatv2Edges;
+  static constexpr bool kGathersTo = ROLE != kPairForward && SCORE != kAdditive, kGathersOut = ROLE != kPairToRows || kOfEdges;
+  static constexpr int kTo = kGathersTo ? N : 1, kOut = kGathersOut ? N : 1;
 
   struct State {
     A out[kOut], to[kTo];
@@ -82,7 +84,7 @@ struct Pair {
         kept(p.seed ? kept_of_65536(p.dropout) : 0),
         slope(static_cast<A>(p.slope)),
         scale(p.seed ? static_cast<A>(kept_scale(p.dropout)) : A{1}) {
-    if constexpr (SCORE == kGatv2) load_row(att, p.att, 0);
+    if constexpr (has_att(SCORE)) load_row(att, p.att, 0);
   }
 
   __device__ int64_t feature(int i) const { return f + int64_t{i / VEC} * lanes_of_head * VEC + i % VEC; }
@@ -95,8 +97,11 @@ struct Pair {
       load_vector<VEC>(reinterpret_cast<A(&)[VEC]>(v[k * VEC]), reinterpret_cast<const T*>(at + k * apart));
   }
 
-  __device__ void store_features(void* to, int64_t row, const A (&v)[N]) const {
-    char* at = static_cast<char*>(to) + row * row_bytes + offset;
+  __device__ void store_features(void* to, int64_t row, const A (&v)[N]) const { store_at(to, row * row_bytes + offset, v); }
+
+  // Of which the first is so many bytes away.
+  __device__ void store_at(void* to, int64_t bytes, const A (&v)[N]) const {
+    char* at = static_cast<char*>(to) + bytes;
 #pragma unroll
     for (int k = 0; k < NV; ++k)
       store_vector<VEC>(reinterpret_cast<T*>(at + k * apart), reinterpret_cast<const A(&)[VEC]>(v[k * VEC]));
@@ -121,7 +126,7 @@ struct Pair {
     }
   }
 
-  using Edges = KeptEdges<kColumns>;
+  using Edges = KeptEdges<kColumns, kOfEdges>;
 
   // The sum over the lanes of a head, each of which gets it.
   template <int N>
@@ -136,9 +141,10 @@ struct Pair {
   __device__ void take(int j, int group, int count, int, const Edges& edges) {
     constexpr int G = LANES / TPR;
     A s[kFlight], dot[kFlight], four[kFlight][4];
-    Raw<T, VEC> other[kFlight][NV], with[kFlight][NV];
+    Raw<T, VEC> other[kFlight][NV], with[kFlight][NV], of_edge[kFlight][NV];
     bool keep[kFlight];
     int cols[kFlight];
+    int64_t edge_at[kFlight];  // bytes
     auto exists = [&](int c) { return WHOLE || (j + c) * G + group < count; };
 #pragma unroll
     for (int c = 0; c < kFlight; ++c) {
@@ -147,29 +153,36 @@ struct Pair {
       const uint64_t col = static_cast<uint32_t>(from_lane<LANES, TPR>(edges.col, k, c));
       keep[c] = !p.seed || (from_lane<LANES, TPR>(edges.keep, k, c) >> head & 1);
       cols[c] = static_cast<int>(col);
+      if constexpr (kOfEdges) edge_at[c] = int64_t{from_lane<LANES, TPR>(edges.ids, k, c)} * row_bytes + offset;
       const int64_t at = static_cast<int64_t>(col * row_bytes) + offset;
 #pragma unroll
       for (int k = 0; k < NV; ++k) {
         other[c][k].load(reinterpret_cast<const T*>(static_cast<const char*>(p.other) + at + k * apart));
         if constexpr (!kOneGather)
           with[c][k].load(reinterpret_cast<const T*>(static_cast<const char*>(p.with) + at + k * apart));
+        if constexpr (kOfEdges)
+          of_edge[c][k].load(reinterpret_cast<const T*>(static_cast<const char*>(p.edge) + edge_at[c] + k * apart));
       }
       if constexpr (SCORE == kAdditive && ROLE == kPairToRows)
         four[c][1] = to_acc(__ldg(static_cast<const T*>(p.with) + col * p.heads + head));
       if constexpr (ROLE == kPairToColumns) load_four(four[c], static_cast<const A*>(p.stats) + (col * p.heads + head) * 4);
     }
     auto of_other = [&](int c, int i) { return other[c][i / VEC].get(i % VEC); };
+    auto raw_of = [&](int c, int i) {
+      A raw = own[i] + of_other(c, i);
+      if constexpr (kOfEdges) raw += of_edge[c][i / VEC].get(i % VEC);
+      return raw;
+    };
     auto value = [&](int c, int i) { return kOneGather ? of_other(c, i) : with[c][i / VEC].get(i % VEC); };
 #pragma unroll
     for (int c = 0; c < kFlight; ++c) {
       s[c] = dot[c] = 0;
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        const A e = of_other(c, i);
         if constexpr (SCORE == kScaledDot) {
-          s[c] += own[i] * e;
-        } else if constexpr (SCORE == kGatv2) {
-          const A raw = own[i] + e;
+          s[c] += own[i] * of_other(c, i);
+        } else if constexpr (has_att(SCORE)) {
+          const A raw = raw_of(c, i);
           s[c] += att[i] * (raw > 0 ? raw : slope * raw);
         }
         if (ROLE != kPairForward) dot[c] += own_with[i] * value(c, i);
@@ -220,12 +233,20 @@ struct Pair {
         if constexpr (SCORE == kAdditive && ROLE == kPairToColumns)
           if (p.to_other && active && f % (p.width / p.heads) == 0)
             atomicAdd(static_cast<A*>(p.to_other) + int64_t{cols[c]} * p.heads + head, ds);
+        A to_edge[N];
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-          const A e = of_other(c, i);
           if constexpr (ROLE == kPairToColumns) now.out[i] += kept_share * value(c, i);
-          if constexpr (kGathersTo) now.to[i] += ds * (SCORE == kGatv2 ? (own[i] + e > 0 ? A{1} : slope) : e);
+          if constexpr (has_att(SCORE)) {
+            const A raw = raw_of(c, i), d = ds * (raw > 0 ? A{1} : slope);
+            now.to[i] += d;
+            if constexpr (kOfEdges && ROLE == kPairToRows) now.out[i] += d * raw, to_edge[i] = d * att[i];
+          } else if constexpr (kGathersTo) {
+            now.to[i] += ds * of_other(c, i);
+          }
         }
+        if constexpr (kOfEdges && ROLE == kPairToRows)
+          if (active) store_at(p.to_edge, edge_at[c], to_edge);
       }
     }
   }
@@ -240,15 +261,15 @@ struct Pair {
         at[0] = degree > 0 ? now.most : A{0}, at[2] = over, at[1] = at[3] = 0;
       }
     } else {
-      if constexpr (SCORE == kGatv2) {
+      if constexpr (has_att(SCORE)) {
         A product[kTo];
 #pragma unroll
         for (int i = 0; i < kTo; ++i) {
-          product[i] = degree > 0 ? own[i] * now.to[i] : A{0};
+          product[i] = kOfEdges ? now.out[i] : degree > 0 ? own[i] * now.to[i] : A{0};
           now.to[i] *= att[i];
           if (ROLE == kPairToColumns) now.out[i] += now.to[i];
         }
-        store_features(p.product, row, product);
+        if (!kOfEdges || ROLE == kPairToRows) store_features(p.product, row, product);
       }
       if constexpr (SCORE == kAdditive) {
         if (f % (p.width / p.heads) == 0) static_cast<T*>(p.to_own)[row * p.heads + head] = from_acc<T>(now.sum);
@@ -264,7 +285,7 @@ struct Pair {
   __device__ void store_piece(int64_t piece) {
     A* at = piece_at(piece);
 #pragma unroll
-    for (int i = 0; i < kOut && ROLE != kPairToRows; ++i) at[feature(i)] = now.out[i];
+    for (int i = 0; i < kOut && kGathersOut; ++i) at[feature(i)] = now.out[i];
 #pragma unroll
     for (int i = 0; i < kTo && kGathersTo; ++i) at[p.width + feature(i)] = now.to[i];
     if (f % (p.width / p.heads) != 0) return;
@@ -276,7 +297,7 @@ struct Pair {
   __device__ State load_piece(int64_t piece) const {
     const A *at = piece_at(piece), *of_head = at + 2 * p.width + 2 * head;
     State found;
-    found.out[0] = ROLE == kPairToRows ? A{0} : at[f];
+    found.out[0] = kGathersOut ? at[f] : A{0};
     found.to[0] = kGathersTo ? at[p.width + f] : A{0};
     found.most = of_head[0], found.sum = of_head[1];
     return found;
@@ -334,7 +355,7 @@ template <class T, int SCORE, int ROLE>
 void launch_pair_vectors(const PairArgs& p, acc_t<T>* pieces, cudaStream_t stream) {
   const int64_t segment = p.width / p.heads, vectors = segment / kVec<T>;
   const bool fits = segment % kVec<T> == 0;
-  if constexpr (sizeof(T) == 4)  // 8 features a lane in all types but double
+  if constexpr (sizeof(T) == 4 && SCORE != kGatv2Edges)  // 8 features a lane in all types but double
     if (fits && vectors > 1 && (vectors & (vectors - 1)) == 0)
       return launch_pair_lanes<T, SCORE, ROLE, kVec<T>, 2>(p, pieces, stream);
   if (fits) return launch_pair_lanes<T, SCORE, ROLE, kVec<T>, 1>(p, pieces, stream);
@@ -361,6 +382,9 @@ void launch_pair(const PairArgs& p, acc_t<T>* pieces, cudaStream_t stream) {
       return launch_pair_role<T, kScaledDot>(p, pieces, stream);
     case kGatv2:
       return launch_pair_role<T, kGatv2>(p, pieces, stream);
+    case kGatv2Edges:
+      if constexpr (sizeof(T) >= 4) launch_pair_role<T, kGatv2Edges>(p, pieces, stream);
+      return;
     case kAdditive:
       return launch_pair_role<T, kAdditive>(p, pieces, stream);
   }
