@@ -366,7 +366,8 @@ def _gatv2(
     res, left, right = gatv2_operands(module, x, pair)
     shape, att = heads * width, module.att
     fits = _is_plain(left, (graph.num_src, shape), pair[0]) and _is_plain(right, (graph.num_dst, shape), pair[0])
-    out, how = None, dict(dropout=_dropout(module), place=place)
+    out: Tensor | None = None
+    how: Any = dict(dropout=_dropout(module), place=place)
     if fits and att.shape == (1, heads, width):
         edge = None if given is None else module.lin_edge(_with_loops(module, given.columns, given.found, graph, looped))
         out = execute.gatv2_attention(graph, right, left, att.view(-1), heads, module.negative_slope, edge=edge, **how)
