@@ -74,7 +74,7 @@ def check_facts(facts: Sequence[int], num_rows: int, num_cols: int, num_edges: i
     return bool(is_sorted)
 
 
-MANY_PAGES = 4 << 20  # bytes, kManyPages in plugin_src/common/check.h
+MANY_PAGES = 4 << 20  # bytes, kManyPages in plugin_src/common/huge_pages.h
 
 
 def empty(like: Tensor, rows: int, width: int) -> Tensor:

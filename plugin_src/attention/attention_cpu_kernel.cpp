@@ -11,8 +11,6 @@
 namespace gnnfast::GNNFAST_ISA {
 namespace {
 
-constexpr int kPrefetch = 8;  // edges ahead
-
 template <class T>
 struct Attend {
   using A = acc_t<T>;

@@ -5,9 +5,6 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #include <algorithm>
 #include <cstdint>
@@ -16,6 +13,8 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+
+#include "huge_pages.h"
 
 namespace gnnfast {
 
@@ -64,23 +63,6 @@ inline void check_same_device(const char* name, const Tensor& t, const Tensor& r
 // Asking costs less than a call of the dispatcher that does nothing.
 inline Tensor as_contiguous(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
 
-// From so many bytes on, writing an array for the first time takes longer for its page faults than for its bytes: 126 MB took
-// 104 ms, and 19 ms in huge pages, which Linux gives by default to who asks for them.
-constexpr int64_t kManyPages = int64_t{4} << 20;
-
-// Asks for huge pages in an array on the host, which nobody has written yet. Refused, it costs what it cost before.
-inline void ask_for_huge_pages(const Tensor& t) {
-#if defined(__linux__)
-  if (t.is_cuda()) return;
-  const int64_t bytes = t.numel() * static_cast<int64_t>(t.element_size());
-  if (bytes < kManyPages) return;
-  constexpr uintptr_t kHuge = uintptr_t{2} << 20;
-  const uintptr_t data = reinterpret_cast<uintptr_t>(t.const_data_ptr());
-  const uintptr_t begin = (data + kHuge - 1) & ~(kHuge - 1), end = (data + static_cast<uintptr_t>(bytes)) & ~(kHuge - 1);
-  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#endif
-}
-
 // What torch says where an array does not fit: programs that then take a smaller batch look for these words.
 [[noreturn]] inline void fail_to_allocate(const Tensor& ref, std::initializer_list<int64_t> sizes, ScalarType dtype) {
   std::ostringstream shape;
@@ -104,7 +86,7 @@ inline Tensor make_empty(const Tensor& ref, std::initializer_list<int64_t> sizes
                                ref.get_device_index(), &handle) != AOTI_TORCH_SUCCESS)
     fail_to_allocate(ref, sizes, dtype);
   Tensor made(handle);
-  ask_for_huge_pages(made);
+  if (!made.is_cuda()) ask_for_huge_pages(made.const_data_ptr(), made.numel() * static_cast<int64_t>(made.element_size()));
   return made;
 }
 

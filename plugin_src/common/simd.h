@@ -129,6 +129,10 @@ inline void store_vector(T* p, const vec_t<T, L>& v) {
   }
 }
 
+// Edges ahead whose rows are fetched. Rows of edges, which no cache holds: 1 million of 16 features (Tolokers) in 5.8 ms with
+// 8, 4.5 with 16, 3.3 with 32; rows of nodes that a cache holds take 5% longer with 64.
+constexpr int kPrefetch = 32;
+
 // Has the cache fetch `width` elements.
 template <int width, class T>
 inline void prefetch_row(const T* p) {

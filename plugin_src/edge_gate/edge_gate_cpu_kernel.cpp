@@ -9,8 +9,6 @@
 namespace gnnfast::GNNFAST_ISA {
 namespace {
 
-constexpr int kPrefetch = 8;  // edges ahead
-
 struct Vectors {
   template <class V>
   static V absolute(const V& v) {

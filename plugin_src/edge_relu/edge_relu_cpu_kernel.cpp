@@ -7,8 +7,6 @@
 namespace gnnfast::GNNFAST_ISA {
 namespace {
 
-constexpr int kPrefetch = 8;  // edges ahead
-
 // A byte for each element of a vector.
 template <class V>
 struct Bytes {

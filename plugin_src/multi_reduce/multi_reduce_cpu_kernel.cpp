@@ -12,8 +12,6 @@
 namespace gnnfast::GNNFAST_ISA {
 namespace {
 
-constexpr int kPrefetch = 8;  // edges ahead
-
 // L features at a time (reduce_row.h).
 template <class T_, int L>
 struct Lanes {

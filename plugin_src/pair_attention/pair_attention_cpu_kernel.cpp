@@ -12,8 +12,6 @@
 namespace gnnfast::GNNFAST_ISA {
 namespace {
 
-constexpr int kPrefetch = 8;  // edges ahead
-
 // L features at a time, which divide those of a head.
 template <class T, int SCORE, int L>
 struct Pair {
@@ -61,11 +59,13 @@ struct Pair {
   void scores(int64_t first, int64_t count) {
     const int64_t last = p.a.num_edges - 1;
     for (int64_t k = 0; k < count; ++k) {
-      const int64_t slot = first + k, ahead = p.a.col[slot + kPrefetch < last ? slot + kPrefetch : last];
+      const int64_t slot = first + k, slot_ahead = slot + kPrefetch < last ? slot + kPrefetch : last,
+                    ahead = p.a.col[slot_ahead];
       const T *other = row_of(p.other, p.a.col[slot]), *with = row_of(gathered, p.a.col[slot]);
       for (int64_t f = 0; f < width; f += 64 / static_cast<int64_t>(sizeof(T))) {
         __builtin_prefetch(row_of(p.other, ahead) + f);
         if (gathered != p.other) __builtin_prefetch(row_of(gathered, ahead) + f);
+        if constexpr (SCORE == kGatv2Edges) __builtin_prefetch(static_cast<const T*>(p.edge) + edge_at(slot_ahead) + f);
       }
       const T* of_edge = SCORE == kGatv2Edges ? static_cast<const T*>(p.edge) + edge_at(slot) : nullptr;
       for (int64_t h = 0, f = 0; h < heads; ++h) {

@@ -34,7 +34,7 @@ inline void dot_edge(const SddmmArgs& p, int64_t row, int64_t column, int64_t id
 template <class T, int L, int N, int P>
 void dot_vectors(const SddmmArgs& p, int64_t row_begin, int64_t row_end) {
   using V = vec_t<T, L>;
-  constexpr int kPrefetch = 8, kHeads = N / P, kWidth = N * L;
+  constexpr int kHeads = N / P, kWidth = N * L;
   const int32_t *col = p.m.col, *perm = p.m.perm;
   const int64_t last_slot = p.m.num_edges - 1;
   T* out = static_cast<T*>(p.out);

@@ -10,8 +10,6 @@
 namespace gnnfast::GNNFAST_ISA {
 namespace {
 
-constexpr int kPrefetch = 8;  // edges ahead
-
 template <int L, class T, class Args>
 inline vec_t<T, L> temperature(const Args& p, int64_t f) {
   return p.t ? load_vector<L>(static_cast<const T*>(p.t) + f) : vec_t<T, L>{} + static_cast<T>(p.scale);

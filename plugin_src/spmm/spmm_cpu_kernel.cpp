@@ -8,7 +8,6 @@
 namespace gnnfast::GNNFAST_ISA {
 namespace {
 
-constexpr int kPrefetch = 8;  // edges ahead
 // Beside SpmmArgs::mode: a weight for each head, and blocks that hold vectors of several heads, none of them of two.
 constexpr int kVectorWeight = -1;
 
