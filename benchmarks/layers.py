@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import gc
 import sys
 from typing import Any
@@ -129,12 +130,15 @@ def measure(
     cuda = device.type == "cuda"
     row: dict[str, Any] = {"layer": name, "graph": graph, "edges": edge_index.shape[1], "in": width_in, "out": width_out}
     row["gradient of x"] = "yes" if x_grad else "no"
-    results = {}
-    for on in (True, False):
-        (gnnfast.enable if on else gnnfast.disable)()
-        label = "gnnfast" if on else "PyG"
-        layer = copy.deepcopy(made)  # SuperGATConv keeps what it made of edges until the next call
-        if not on:
+    results, layers = {}, {}
+
+    def switch(label: str) -> None:
+        (gnnfast.enable if label == "gnnfast" else gnnfast.disable)()
+
+    for label in ("gnnfast", "PyG"):
+        switch(label)
+        layer = layers[label] = copy.deepcopy(made)  # SuperGATConv keeps what it made of edges until the next call
+        if label == "PyG":
             cache.clear()
         gc.collect()
         if cuda:
@@ -144,15 +148,18 @@ def measure(
             row[f"{label} first call GiB"] = timing.peak_gib(lambda: step(layer, x, edge_index), baseline)
             step(layer, x, edge_index)
             row[f"{label} GiB"] = timing.peak_gib(lambda: step(layer, x, edge_index), baseline)
-        results[on] = gradients(layer, x, edge_index)
-        row |= timing.sample(lambda: step(layer, x, edge_index), device, repeats).columns(label)
+        results[label] = gradients(layer, x, edge_index)
+    calls = {label: functools.partial(step, layer, x, edge_index) for label, layer in layers.items()}
+    for label, found in timing.in_turn(calls, switch, device, repeats).items():
+        row |= found.columns(label)
+    switch("PyG")
     if compiled:
         row |= _compiled(layer, x, edge_index, repeats)
-    gnnfast.enable()
+    switch("gnnfast")
     # The floor: what of the layer is not message passing, which no aggregation kernel can speed up.
     row["layer without edges ms"] = timing.median_ms(lambda: step(layer, x, edge_index[:, :0]), device, repeats)
-    largest = max(float(b.norm()) for b in results[False])
-    for a, b in zip(results[True], results[False]):
+    largest = max(float(b.norm()) for b in results["PyG"])
+    for a, b in zip(results["gnnfast"], results["PyG"]):
         error = float((a - b).norm()) / max(float(b.norm()), 0.05 * largest)
         assert error < TOLERANCE, f"gradients differ by {error}"
     row["PyG / gnnfast"] = row["PyG ms"] / row["gnnfast ms"]
@@ -193,7 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
         rowptr, col = graphs.community_order("arxiv", device)
         edge_index, nodes = graphs.to_edge_index(rowptr, col), rowptr.numel() - 1
         for name in names:
-            rows.append(measure(name, "arxiv", edge_index, nodes, 128, 128, True, 10, options.compiled))
+            rows.append(measure(name, "arxiv", edge_index, nodes, 128, 128, True, 4, options.compiled))
     elif device.type == "cuda" and options.graphs is None:
         rowptr, col = graphs.random_order("reddit", device)
         edge_index = graphs.to_edge_index(rowptr, col)
@@ -201,7 +208,7 @@ def main(arguments: list[str] | None = None) -> int:
         del rowptr, col
         for name in names:
             for width in (16, 64, 128):
-                rows.append(measure(name, "reddit", edge_index, nodes, 602, width, False, 10, options.compiled))
+                rows.append(measure(name, "reddit", edge_index, nodes, 602, width, False, 3, options.compiled))
     else:
         found = [graph for graph in options.graphs or graphs.REAL if not graphs.missing(graph, "real")]
         if not found:
@@ -212,7 +219,11 @@ def main(arguments: list[str] | None = None) -> int:
             for name in names:
                 # A model's first layer, and the others; without parameters a first one has no gradients.
                 for x_grad in (False, True) if any(True for _ in ALL[name](1, 1).parameters()) else (True,):
-                    rows.append(measure(name, graph, edge_index, nodes, 64, 64, x_grad, 15, options.compiled))
+                    rows.append(
+                        measure(
+                            name, graph, edge_index, nodes, 64, 64, x_grad, 10 if device.type == "cuda" else 3, options.compiled
+                        )
+                    )
     for row in rows:
         if "PyG compiled ms" in row:
             row["PyG compiled / gnnfast"] = row["PyG compiled ms"] / row["gnnfast ms"]

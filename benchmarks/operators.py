@@ -52,7 +52,7 @@ def call(operator: str, g: Any, width: int) -> tuple[Callable[..., Tensor], list
     return lambda a, b: getattr(dgl.ops, name)(g, a, b), [u, e]
 
 
-def measure(name: str, g: Any, operator: str, width: int, repeats: int | None, rounds: int = 3) -> tables.Row:
+def measure(name: str, g: Any, operator: str, width: int, repeats: int | None) -> tables.Row:
     torch.manual_seed(0)
     function, operands = call(operator, g, width)
     leaves = [t.requires_grad_() for t in operands]
@@ -70,21 +70,22 @@ def measure(name: str, g: Any, operator: str, width: int, repeats: int | None, r
 
     row: tables.Row = {"graph": name, "edges": g.num_edges(), "operator": operator, "F": width}
     cpu, results = torch.device("cpu"), {}
-    times: dict[str, list[float]] = {}
-    for nth in range(2 * rounds):
-        label = ("gnnfast", "DGL")[(nth + nth // 2) % 2]
+
+    def switch(label: str) -> None:
         (gnnfast.enable if label == "gnnfast" else gnnfast.disable)()
+
+    for label in ("gnnfast", "DGL"):
+        switch(label)
         results[label] = [t.nan_to_num() for t in (forward(), *both())]  # maxima of nodes without edges are infinite
-        for what, run in (("forward", forward), ("both", both)):
-            times.setdefault(f"{label} {what}", []).append(timing.median_ms(run, cpu, repeats))
-    gnnfast.enable()
+    for what, run in (("forward", forward), ("both", both)):
+        for label, found in timing.in_turn(dict.fromkeys(results, run), switch, cpu, repeats).items():
+            row |= found.columns(f"{label} {what}")
+    switch("gnnfast")
     extremum = operator.endswith(("_max", "_min"))
     for i, (found, expected) in enumerate(zip(results["gnnfast"], results["DGL"])):
         error = float((found - expected).norm() / expected.norm().clamp(min=1e-30))
         if not error < (TOLERANCE_OF_TIES if extremum and i else TOLERANCE):
             raise SystemExit(f"gnnfast bench operators: results of {row} differ by {error:.2g}")
-    for label, found in times.items():
-        row |= timing.Sample.of(found).columns(label)
     for what in ("forward", "both"):
         row[f"DGL / gnnfast {what}"] = row[f"DGL {what} ms"] / row[f"gnnfast {what} ms"]
     print(", ".join(f"{k} {tables.cell(v)}" for k, v in row.items() if "spread" not in k), flush=True)

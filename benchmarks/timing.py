@@ -61,6 +61,24 @@ def sample(
     return Sample.of(times(call, device, repeats))
 
 
+def in_turn(
+    calls: dict[str, Callable[[], Any]],
+    switch: Callable[[str], Any],
+    device: torch.device,
+    repeats: int | None = None,
+    rounds: int = 4,
+) -> dict[str, Sample]:
+    """Two calls in turn, so that what slows a machine down for a while slows both: of each the medians of ``rounds`` samples.
+    ``switch`` is told whose turn it is before each."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    names = [*calls]
+    for nth in range(2 * rounds):
+        name = names[(nth + nth // 2) % 2]
+        switch(name)
+        times[name].append(median_ms(calls[name], device, repeats))
+    return {name: Sample.of(found) for name, found in times.items()}
+
+
 def _wall_times(call: Callable[[], Any], device: torch.device, repeats: int) -> list[float]:
     return [wall_ms(call, device) for _ in range(repeats)]
 

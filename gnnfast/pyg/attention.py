@@ -48,6 +48,9 @@ def _make_conv(parts: Parts) -> Callable[[FunctionType], Callable[..., Any]]:
         def attention_conv(module: Any, x: Any, edge_index: Any, edge_attr: Any, *rest: Any) -> Any:
             size, weights = rest if parts.takes_size else (None, *rest)
             place = f"pyg {type(module).__name__}"
+            if edge_attr is not None and parts.is_small(module, edge_index):
+                ran(place, "PyG's own", "too small to gain with edge features")
+                return NotImplemented
             try:
                 pair = x if type(x) is tuple else (x, x)
                 _check(known, parts, module, pair, edge_index, edge_attr, size, weights)
@@ -70,15 +73,22 @@ def _make_conv(parts: Parts) -> Callable[[FunctionType], Callable[..., Any]]:
 _sightings = Sightings()
 
 
-def is_first_and_small(module: Any, edge_index: Any) -> bool:
-    """Whether a layer meets a graph on a GPU for the first time, and it is so small that several kernels over a converted one cost
-    more than they save."""
+def is_small(module: Any, edge_index: Any, training: bool | None = None) -> bool:
+    """Whether a layer meets a graph on a GPU that is so small that several kernels cost more than they save."""
     if type(edge_index) is not Tensor or not edge_index.is_cuda or edge_index.dim() != 2:
         return False
-    if _sightings.again(edge_index, id(module)):
-        return False
-    row_bytes = module.heads * module.out_channels * 4
-    return cannot_win(edge_index.shape[-1], row_bytes, torch.is_grad_enabled(), settings())
+    row_bytes, training = module.heads * module.out_channels * 4, torch.is_grad_enabled() if training is None else training
+    return cannot_win(edge_index.shape[1], row_bytes, training, settings())
+
+
+def is_first_and_small(module: Any, edge_index: Any, training: bool | None = None) -> bool:
+    """The same of a graph that it meets for the first time, which would have to be converted."""
+    return is_small(module, edge_index, training) and not _sightings.again(edge_index, id(module))
+
+
+def _is_first_with_edge_features(module: Any, edge_index: Any) -> bool:
+    """The same for GATConv, which gains as much in training as without; what was met before must not decide in checkpointing."""
+    return not saved_tensors_are_watched() and is_first_and_small(module, edge_index, False)
 
 
 class OfEdges(NamedTuple):
@@ -97,14 +107,16 @@ class OfEdges(NamedTuple):
 
 class Parts(NamedTuple):
     """What is peculiar to a layer: what its message is, a parameter of the dtype of the others, those of its linear layers of which
-    one row must be there, how it goes on, what raises Unsupported for features of edges that are not served, whether its
-    ``forward`` takes a ``size``, and whether it returns coefficients after a dropout, which kernels draw otherwise."""
+    one row must be there, how it goes on, what raises Unsupported for features of edges that are not served, where these have
+    nothing to gain, whether its ``forward`` takes a ``size``, and whether it returns coefficients after a dropout, which kernels
+    draw otherwise."""
 
     message: Any
     parameter: str | None
     linears: tuple[tuple[str, ...], ...]
     forward: Callable[..., Any]
     check_edges: Callable[..., None]
+    is_small: Callable[[Any, Any], bool]
     takes_size: bool = False
     drops_weights: bool = False
 
@@ -178,25 +190,20 @@ def _check_linear_scores(module: Any, pair: Any, edge_attr: Tensor, like: Tensor
 def _check_edge_rows(module: Any, _: Any, edge_attr: Tensor, like: Tensor) -> None:
     """Raises Unsupported if edge features that are added to keys and values are not products, or nothing is gained."""
     if not _is_edge_product(module, edge_attr, like):
-        raise Unsupported("edge features are no products of 32 bits")
+        raise Unsupported("edge features are no products of float32 or float64")
     edges_of, row_bytes, current = edge_attr.shape[0], module.heads * module.out_channels * like.element_size(), settings()
     if current.sample != "off" or current.kernel == "sampled":
         raise Unsupported("an option is not served")
-    if like.is_cuda and cannot_win(edges_of, row_bytes, torch.is_grad_enabled(), current):
-        raise Unsupported("too small to gain with edge features")
     if bounded.may_not_fit(edges_of, row_bytes, like.device):
         raise Unsupported("rows of edge features may not fit")
 
 
 def _check_added_rows(module: Any, pair: Any, edge_attr: Tensor, like: Tensor) -> None:
-    """Raises Unsupported if edge features that are added to what scores are computed of are not products, or nothing is gained."""
+    """Raises Unsupported if edge features that are added to what scores are computed of are not products."""
     if not _is_edge_product(module, edge_attr if edge_attr.dim() > 1 else edge_attr.unsqueeze(-1), like):
-        raise Unsupported("edge features are no products of 32 or 64 bits")
+        raise Unsupported("edge features are no products of float32 or float64")
     if module.add_self_loops and pair[0].shape[0] < pair[1].shape[0]:
         raise Unsupported("edge features of self loops that are added to more destinations than sources")
-    row_bytes, current = module.heads * module.out_channels * like.element_size(), settings()
-    if like.is_cuda and cannot_win(edge_attr.shape[0], row_bytes, torch.is_grad_enabled(), current):
-        raise Unsupported("too small to gain with edge features")
 
 
 def check_layer(known: Any, parts: Parts, module: Any) -> None:
@@ -496,9 +503,13 @@ def _is_plain(t: Any, shape: tuple[int, int], like: Tensor) -> bool:
 
 
 _ALPHA = Message("x", "alpha", "unsqueeze", False)
-GAT = Parts(_ALPHA, "att_src", (("lin",), ("lin_src", "lin_dst")), _gat, _check_linear_scores, takes_size=True)
-GATV2 = Parts(_ALPHA, "att", (("lin_l", "lin_r"),), _gatv2, _check_added_rows, drops_weights=True)
-TRANSFORMER = Parts(DOT_ATTENTION, None, (("lin_query", "lin_key", "lin_value", "lin_skip"),), _transformer, _check_edge_rows)
+GAT = Parts(
+    _ALPHA, "att_src", (("lin",), ("lin_src", "lin_dst")), _gat, _check_linear_scores, _is_first_with_edge_features, takes_size=True
+)
+GATV2 = Parts(_ALPHA, "att", (("lin_l", "lin_r"),), _gatv2, _check_added_rows, lambda *_: False, drops_weights=True)
+TRANSFORMER = Parts(
+    DOT_ATTENTION, None, (("lin_query", "lin_key", "lin_value", "lin_skip"),), _transformer, _check_edge_rows, is_small
+)
 make_gat_conv, make_gatv2_conv, make_transformer_conv = map(_make_conv, (GAT, GATV2, TRANSFORMER))
 
 
@@ -553,10 +564,15 @@ def make_fa_conv(original: FunctionType) -> Callable[..., Any]:
 
     def fa_conv(module: Any, x: Any, x_0: Any, edge_index: Any, edge_weight: Any, weights: Any) -> Any:
         place = f"pyg {type(module).__name__}"
+        if (
+            type(x) is type(edge_index) is Tensor
+            and x.is_cuda
+            and x.dim() == edge_index.dim() == 2
+            and cannot_win(edge_index.shape[1], x.shape[1] * x.element_size(), torch.is_grad_enabled(), settings())
+        ):
+            return NotImplemented  # propagate says so
         try:
             _check_simple(known, module, x, edge_index)
-            if x.is_cuda and cannot_win(edge_index.shape[1], x.shape[1] * x.element_size(), torch.is_grad_enabled(), settings()):
-                return NotImplemented  # propagate says so
             dropout = module.dropout
             if weights is not None or type(dropout) not in (int, float) or not 0 <= dropout <= 1:
                 raise Unsupported("an option is not served")
@@ -639,6 +655,10 @@ def make_softmax(original: FunctionType) -> Callable[..., Any]:
             return NotImplemented
         if dim != 0 and (dim != -src.dim() or src.is_cuda):  # the latter of messages, whose features are many heads: lazy.softmax
             return NotImplemented
+        kept = cache.origin(base)  # first, as most calls end here
+        graph = cache.find((base if kept is None else kept,), key_of(num_nodes, num_nodes, True))
+        if graph is None or not graph.has(False):
+            return NotImplemented
         if guards.context() or guards.operand("src", src) or src.dim() not in (1, 2) or src.dtype not in FEATURE_DTYPES:
             return NotImplemented
         edges = index.numel()
@@ -652,9 +672,7 @@ def make_softmax(original: FunctionType) -> Callable[..., Any]:
             return NotImplemented
         if index.storage_offset() != base.storage_offset() + edges or index.stride() != (1,) or src.device != base.device:
             return NotImplemented
-        kept = cache.origin(base)
-        graph = cache.find((base if kept is None else kept,), key_of(num_nodes, num_nodes, True))
-        if graph is None or not graph.has(False) or torch.is_autocast_enabled(src.device.type):
+        if torch.is_autocast_enabled(src.device.type):
             return NotImplemented
         if torch.is_grad_enabled() and saved_tensors_are_watched():
             return NotImplemented  # the graph may be known by now only in the repetition of a forward pass

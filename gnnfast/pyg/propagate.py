@@ -19,7 +19,7 @@ from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_SRC
 from gnnfast.pyg import bounded, general, guards
 from gnnfast.pyg.adjacency import graph_of
-from gnnfast.pyg.attention import dot_attention, is_first_and_small
+from gnnfast.pyg.attention import dot_attention, is_first_and_small, is_small
 from gnnfast.pyg.layers import is_product
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, Message, means_relu
 from gnnfast.pyg.verdict import COLLECT, GENERIC, check_module, refused, served
@@ -61,7 +61,8 @@ def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
     if training and saved_tensors_are_watched():  # what was met before must not decide
         return False
     if verdict.message is DOT_ATTENTION:
-        if not is_first_and_small(module, edge_index):
+        small = is_first_and_small if kwargs.get("edge_attr") is None else is_small
+        if not small(module, edge_index):
             return False
         ran(verdict.place, "PyG's own", "too small to gain from a graph that is new")
         return True

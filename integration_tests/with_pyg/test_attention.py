@@ -947,3 +947,22 @@ def test_edge_features_evaluated_and_then_trained(device):
         out = layer(x, edge_index, attr)
         out.sum().backward()
         assert relative_error(out, expected) < 1e-5 and layer.lin_edge.weight.grad is not None
+
+
+@pytest.mark.parametrize("make", [nn.TransformerConv, nn.GATConv, nn.GATv2Conv])
+def test_small_graphs_with_edge_features(make, device, monkeypatch):
+    """On a GPU TransformerConv's are PyG's own, GATConv's where they are new, and the numbers are PyG's in any case."""
+    for name in ("TRAINING", "INFERENCE"):
+        monkeypatch.setattr(f"gnnfast.dispatch.select.SMALL_{name}", 1 << 30)
+    edge_index, n, _ = GRAPHS["random"]()
+    x, attr = (torch.randn(m, k, device=device, dtype=torch.float64) for m, k in ((n, F), (edge_index.shape[1], 3)))
+    layer, edge_index = make(F, 5, heads=2, edge_dim=3).to(device, torch.float64), edge_index.to(device)
+    alone = {nn.TransformerConv: 3, nn.GATConv: 1, nn.GATv2Conv: 0}[make] if device.type == "cuda" else 0
+    for nth in range(3):
+        gnnfast.clear_report()
+        found = layer(x, edge_index, attr)
+        kernels = {kernel for place, kernel, _ in gnnfast.report().kernels if place == f"pyg {make.__name__}"}
+        assert (kernels == {"PyG's own"}) == (nth < alone)
+        gnnfast.disable()
+        assert relative_error(found, layer(x, edge_index, attr)) < 1e-11
+        gnnfast.enable()
