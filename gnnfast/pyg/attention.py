@@ -646,10 +646,8 @@ def make_softmax(original: FunctionType) -> Callable[..., Any]:
     ``edge_index`` whose graph is kept."""
 
     def softmax_of(src: Any, index: Any, ptr: Any, num_nodes: Any, dim: Any) -> Any:
-        if replaced_in_softmax():
-            return NotImplemented
         if type(src) is Rows:
-            return lazy.softmax(src, index, num_nodes, dim)
+            return NotImplemented if replaced_in_softmax() else lazy.softmax(src, index, num_nodes, dim)
         base = getattr(index, "_base", None)
         if base is None or ptr is not None or type(num_nodes) is not int or type(base) is not Tensor:
             return NotImplemented
@@ -657,7 +655,7 @@ def make_softmax(original: FunctionType) -> Callable[..., Any]:
             return NotImplemented
         kept = cache.origin(base)  # first, as most calls end here
         graph = cache.find((base if kept is None else kept,), key_of(num_nodes, num_nodes, True))
-        if graph is None or not graph.has(False):
+        if graph is None or not graph.has(False) or replaced_in_softmax():
             return NotImplemented
         if guards.context() or guards.operand("src", src) or src.dim() not in (1, 2) or src.dtype not in FEATURE_DTYPES:
             return NotImplemented
