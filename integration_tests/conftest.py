@@ -12,6 +12,7 @@ import torch
 
 import gnnfast
 from gnnfast import _native
+from gnnfast.dispatch.select import SMALL, Small
 
 # Where there is no GPU, test_devices.py says so once.
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
@@ -80,10 +81,7 @@ def converts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def nothing_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The graphs of these tests would all be left to PyG, or to DGL when met for the first time, or not converted."""
-    monkeypatch.setattr("gnnfast.dispatch.select.SMALL_TRAINING", -1)
-    monkeypatch.setattr("gnnfast.dispatch.select.SMALL_INFERENCE", -1)
-    monkeypatch.setattr("gnnfast.dispatch.select.SMALL_MESSAGES", -1)
-    monkeypatch.setattr("gnnfast.dispatch.select.SMALL_ON_CPU", -1)
+    monkeypatch.setattr("gnnfast.dispatch.select.SMALL", dict.fromkeys(SMALL, Small(-1, -1)))
     monkeypatch.setattr("gnnfast.dispatch.select.CONVERT_ON_CPU", 0)
     monkeypatch.setattr("gnnfast.features.TIMES_ON_CUDA", 1)
     monkeypatch.setattr("gnnfast.pyg.general.FEW", 0)
@@ -91,3 +89,9 @@ def nothing_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gnnfast.pyg.lazy.WIDE", 0)
     monkeypatch.setattr("gnnfast.dgl.backend.FEW_EDGES", -1)
     monkeypatch.setattr("gnnfast.dgl.backend.NARROW", 0)
+
+
+@pytest.fixture
+def small(nothing_is_too_small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls too small to gain are left alone, as they are where nothing is tested."""
+    monkeypatch.setattr("gnnfast.dispatch.select.SMALL", SMALL)

@@ -260,9 +260,7 @@ def test_a_schedule_of_unknown_size_gives_the_same_bits():
 
 
 @needs_cuda
-def test_what_cannot_win_is_left_alone(monkeypatch):
-    monkeypatch.setattr("gnnfast.dispatch.select.SMALL_TRAINING", 1 << 27)
-    monkeypatch.setattr("gnnfast.dispatch.select.SMALL_INFERENCE", 1 << 26)
+def test_what_cannot_win_is_left_alone(small):
     conv, x = nn.GINConv(torch.nn.Linear(F, F)).cuda(), torch.randn(N, F, device="cuda")
     edge_index = torch.randint(0, N, (2, E), device="cuda")
     conv(x, edge_index)  # what the class computes is found out
@@ -282,9 +280,8 @@ def test_what_cannot_win_is_left_alone(monkeypatch):
 
 @needs_cuda
 @pytest.mark.parametrize("kind", ["SAGEConv", "GraphConv"])
-def test_small_layers_in_a_captured_step_are_kernels(kind, monkeypatch):
+def test_small_layers_in_a_captured_step_are_kernels(kind, small):
     """Of an eager step the host decides, of a replay the device."""
-    monkeypatch.setattr("gnnfast.dispatch.select.SMALL_TRAINING", 1 << 27)
     conv, x = getattr(nn, kind)(F, F).cuda(), torch.randn(N, F, device="cuda", requires_grad=True)
     edge_index = torch.randint(0, N, (2, E), device="cuda")
 

@@ -89,11 +89,25 @@ def costs(itemsize: int) -> Costs:
 
 
 CONVERTED = Choice("gar", "CSR exists")
-# Bytes of messages up to which a framework's own ops are as fast as any kernel: the host decides, and whoever looks at a call first
-# makes it slower. Beside an H200 the break-even in training is between 61 and 126 MB for GIN and nine layers with messages of their
-# own, of which the least gains nothing at 126. In inference it is between 15 and 61 MB for GIN and GINE; of messages of any code
-# (SMALL_MESSAGES) some do lose at 61.
-SMALL_TRAINING, SMALL_INFERENCE, SMALL_MESSAGES, SMALL_ON_CPU = 110 << 20, 45 << 20, 92 << 20, 1 << 19
+
+
+class Small(NamedTuple):
+    """Bytes up to which a framework's own operations are as fast as any kernel, since the host decides, and whoever looks at a call
+    first makes it slower."""
+
+    training: int
+    inference: int
+
+
+# Of the messages of an aggregation on a GPU; of all that PyG's operations read and write for messages of any code; of the messages
+# of compiled models, whose kernels the compiler fuses and may replay as a CUDA graph; and of messages on a CPU. Measured beside an
+# H200 (benchmarks/NOTES.md, "What is left alone").
+SMALL = {
+    "cuda": Small(110 << 20, 45 << 20),
+    "messages": Small(9 << 28, 13 << 27),
+    "compiled": Small(320 << 20, 128 << 20),
+    "cpu": Small(1 << 19, 1 << 19),
+}
 # Up to which, on a CPU, torch's own scatter is faster than a kernel over a graph that is already converted.
 TINY_ON_CPU = 1 << 16
 # Bytes of messages and rows of nodes up to which, in training on a GPU, a layer that is not normalised is as fast as PyG writes it:
@@ -112,13 +126,11 @@ CONVERT_IN_A_STEP = 0.2
 SCATTER_ON_CPU, CONVERT_ON_CPU, EDGES_ON_CPU = 0.25e-6, 0.02, 2500
 
 
-def cannot_win(
-    num_edges: int, row_bytes: int, training: bool, settings: Settings, cuda: bool = True, any_message: bool = False
-) -> bool:
-    """Whether an aggregation, or one of messages of any code, is too small to gain from a kernel of gnnfast, and nothing asks for
-    one."""
-    most = (SMALL_TRAINING if training else SMALL_MESSAGES if any_message else SMALL_INFERENCE) if cuda else SMALL_ON_CPU
-    return num_edges * row_bytes <= most and settings.kernel == "auto" and settings.sample == "off" and not settings.autotune
+def cannot_win(nbytes: int, training: bool, settings: Settings, where: str = "cuda") -> bool:
+    """Whether so many bytes are too few to gain from a kernel of gnnfast, and nothing asks for one; ``where`` is a key of
+    :data:`SMALL`, which says of what they are."""
+    most = SMALL[where].training if training else SMALL[where].inference
+    return nbytes <= most and settings.kernel == "auto" and settings.sample == "off" and not settings.autotune
 
 
 def select(graph: Statistics, request: Request, settings: Settings) -> Choice:

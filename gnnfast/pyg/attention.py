@@ -78,7 +78,7 @@ def is_small(module: Any, edge_index: Any, training: bool | None = None) -> bool
     if type(edge_index) is not Tensor or not edge_index.is_cuda or edge_index.dim() != 2:
         return False
     row_bytes, training = module.heads * module.out_channels * 4, torch.is_grad_enabled() if training is None else training
-    return cannot_win(edge_index.shape[1], row_bytes, training, settings())
+    return cannot_win(edge_index.shape[1] * row_bytes, training, settings())
 
 
 def is_first_and_small(module: Any, edge_index: Any, training: bool | None = None) -> bool:
@@ -568,7 +568,7 @@ def make_fa_conv(original: FunctionType) -> Callable[..., Any]:
             type(x) is type(edge_index) is Tensor
             and x.is_cuda
             and x.dim() == edge_index.dim() == 2
-            and cannot_win(edge_index.shape[1], x.shape[1] * x.element_size(), torch.is_grad_enabled(), settings())
+            and cannot_win(edge_index.shape[1] * x.shape[1] * x.element_size(), torch.is_grad_enabled(), settings())
         ):
             return NotImplemented  # propagate says so
         try:

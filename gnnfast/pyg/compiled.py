@@ -22,8 +22,9 @@ from torch._dynamo.comptime import comptime
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from gnnfast import _native
+from gnnfast.config import settings
 from gnnfast.dispatch.passes import serves_attention
-from gnnfast.dispatch.select import Layer, linear_first
+from gnnfast.dispatch.select import Layer, cannot_win, linear_first
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import attention as eager
 from gnnfast.pyg import compiled_ops as ops
@@ -32,11 +33,14 @@ from gnnfast.pyg.messages import DOT_ATTENTION, RELU_FORMS
 from gnnfast.pyg.norm import keeps_to_itself
 from gnnfast.pyg.propagate import weight_of
 from gnnfast.pyg.verdict import check_module
-from gnnfast.reporting import fell_back
+from gnnfast.reporting import fell_back, ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, LINEAR
 from gnnfast.unsupported import Unsupported
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+# As many times as a sum's do what the compiler makes of an extremum and of attention move rows of edges.
+EXTREMUM_TIMES, ATTENTION_TIMES = 3, 2
+TOO_SMALL = "PyG's own", "too small to gain in compiled code"
 
 
 # ---- questions while tracing -------------------------------------------------------------------------------------------------
@@ -146,6 +150,13 @@ def _is_constant(weight: Any) -> bool:
     return weight is not None and weight.given and weight.kind is Tensor and not weight.fake.requires_grad
 
 
+def _is_small(edge_index: Traced, x: Traced, width: Any, times: int = 1) -> bool:
+    """Whether the compiler does as well with PyG's operations, which move rows of such a width so many ``times`` as often as those
+    of a sum. It binds the compiled code, which is traced again for graphs on the other side of the bound."""
+    nbytes = times * edge_index.fake.shape[1] * width * x.fake.element_size()
+    return x.fake.is_cuda and cannot_win(nbytes, torch.is_grad_enabled(), settings(), "compiled")
+
+
 def _hint(size: Any) -> int:
     """The size that is met now, which decides nothing but the order of operations: it must not bind the compiled code."""
     return size if isinstance(size, int) else int(size.node.hint) if size.node.has_hint() else 0
@@ -182,7 +193,7 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -
     if normed is None:
         plan = _ask(_plan, module, edge_index, x, x_dst, weight, weighs in kwargs, of_src, of_dst)
     else:
-        plan = _ask(_plan_normalised, module, edge_index, x, normed.dtype, x_dst, of_src, of_dst)
+        plan = _ask(_plan_normalised, module, edge_index, x, normed.dtype, normed.loops, x_dst, of_src, of_dst)
     if plan is None:
         if normed is None:
             return NotImplemented
@@ -232,6 +243,8 @@ def _message(module: Any, *_: Any) -> Any:
         if reason:
             raise Unsupported(reason)
         verdict = check_module(module)
+        if verdict.message is DOT_ATTENTION and is_dispatched(type(module).forward):
+            return None  # which has said why
         if verdict.message is DOT_ATTENTION:
             raise Unsupported("attention of another forward than the layer's")
         if verdict.message.form in RELU_FORMS:
@@ -259,13 +272,16 @@ def _plan(
     except Unsupported as error:
         _left(module, str(error))
         return None
+    if _is_small(edge_index, x, _width(x, dim), 1 if verdict.reduce in LINEAR else EXTREMUM_TIMES):
+        ran(verdict.place, *TOO_SMALL)
+        return None
     # Weights that change their dtype or shape on the way are other tensors in each call.
     constant = _is_constant(weight) and weight.fake.dim() == 1 and weight.fake.dtype == x.fake.dtype
     return verdict.reduce, per_head, constant, verdict.place
 
 
 def _plan_normalised(
-    module: Any, edge_index: Any, x: Any, dtype: torch.dtype, x_dst: Any, of_src: Any, of_dst: Any
+    module: Any, edge_index: Any, x: Any, dtype: torch.dtype, loops: bool, x_dst: Any, of_src: Any, of_dst: Any
 ) -> tuple[Any, ...] | None:
     """The same where ``gcn_norm`` gives the weights."""
     try:
@@ -278,7 +294,13 @@ def _plan_normalised(
     except Unsupported as error:
         _left(module, str(error))
         return None
+    if not loops and _is_small(edge_index, x, _width(x, dim)):  # those that PyG adds are not as many in each call
+        return None  # propagate says so
     return verdict.reduce, False, False, verdict.place
+
+
+def _width(x: Traced, dim: int) -> Any:
+    return math.prod(n for at, n in enumerate(x.fake.shape) if at != dim)
 
 
 def _check_sizes(module: Any, edge_index: Any, x: Any, x_dst: Any, of_src: Any, of_dst: Any) -> int:
@@ -447,6 +469,9 @@ def _look(
     if x.fake.dim() != 2 or x.fake.dtype != of_lin.dtype or not (constant or parts.reduce == "sum"):
         return None
     first = form.first
+    looped = form.normalised and own.get("add_self_loops")
+    if not looped and _is_small(edge_index, x, of_lin.shape[0] if first else x.fake.shape[1]):
+        return None
     if not first and x.fake.dtype in REORDERED and not autocast:
         grad, rows = torch.is_grad_enabled(), x_dst if isinstance(x_dst, Traced) else x
         num_src, num_dst, edges = (_hint(size) for size in (x.fake.shape[0], rows.fake.shape[0], edge_index.fake.shape[1]))
@@ -514,7 +539,11 @@ def _look_at_attention(
     except Unsupported as error:
         _left(module, str(error))
         return None
-    return f"pyg {known.__name__}"
+    place, width = f"pyg {known.__name__}", module.heads * module.out_channels
+    if not getattr(module, "add_self_loops", False) and _is_small(edge_index, x, width, ATTENTION_TIMES):
+        ran(place, *TOO_SMALL)
+        return None
+    return place
 
 
 def _needs_grad(*operands: Any) -> bool:

@@ -21,12 +21,14 @@ from gnnfast.pyg import bounded, guards
 from gnnfast.pyg.adjacency import graph_of
 from gnnfast.pyg.aggregations import is_softened, kinds_of, may_be_several, temperature_of
 from gnnfast.pyg.messages import SPECIAL
-from gnnfast.pyg.rows import Call, existing, may_not_exist
+from gnnfast.pyg.rows import Call, existing, may_not_exist, passes
 from gnnfast.pyg.verdict import COLLECT, GENERIC, Steps, check_steps
 from gnnfast.reporting import ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, LINEAR
 from gnnfast.unsupported import Unsupported
 
+# How often a scatter of PyG's reads messages, or takes as long; and its softmax aggregation.
+SCATTER_PASSES, SOFTMAX_PASSES = 3, 14
 # Edges up to which rows of 4 KiB have nothing to gain, on a CPU and on CUDA: no closer look is taken.
 FEW_ON_CPU, FEW = 1 << 7, 1 << 14
 
@@ -38,14 +40,22 @@ def pays(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
     is_cuda, edges_of = edge_index.is_cuda, edge_index.shape
     if len(edges_of) != 2 or edges_of[1] < (FEW if is_cuda else FEW_ON_CPU):
         return False
+    row = _widest_row(kwargs)
+    if is_cuda:
+        row = math.ceil(row * passes(module))
+    elif is_softened(module):  # whose operations read and write rows of edges several times as often
+        row *= 3
+    return row > 0 and not cannot_win(edges_of[1] * row, torch.is_grad_enabled(), settings(), "messages" if is_cuda else "cpu")
+
+
+def _widest_row(kwargs: dict[str, Any]) -> int:
+    """Bytes of a row of the widest operand."""
     widest = 0
     for value in kwargs.values():
         t = value[0] if type(value) is tuple and value else value
         if isinstance(t, Tensor) and t.dtype in FEATURE_DTYPES and t.dim():
             widest = max(widest, t.numel() // (t.shape[0] or 1) * t.element_size())
-    if is_softened(module):  # whose operations read and write rows of edges several times as often
-        widest *= 3
-    return widest > 0 and not cannot_win(edges_of[1], widest, torch.is_grad_enabled(), settings(), is_cuda, True)
+    return widest
 
 
 def _tensors(kwargs: dict[str, Any]) -> Iterator[Tensor]:
@@ -85,6 +95,8 @@ def propagate(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
     if rows is not None:
         del collected
         rows.settle()  # what message() has given to somebody
+        if found_out is not None:
+            rows.learn_passes(_widest_row(kwargs))
     return out
 
 
@@ -224,6 +236,8 @@ def _aggregate(
     module: Any, steps: Steps, messages: Any, ends: edges.Ends, collected: Any, why: str, rows: Call | None = None
 ) -> Any:
     """What ``aggregate()`` makes of messages, which may be ``rows`` that do not exist."""
+    if rows is not None and rows.moved is not None:
+        rows.count(SOFTMAX_PASSES if is_softened(module) else SCATTER_PASSES * len(_several(module, steps) or (1,)), messages)
     if rows is not None and steps.reduce:
         fused = rows.aggregate(messages, module.node_dim, steps.reduce)
         if fused is not None:

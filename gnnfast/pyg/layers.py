@@ -127,7 +127,7 @@ def _is_few(x: Any, edge_index: Any) -> bool:
     if x.layout is not _STRIDED or x.dim() != 2 or edge_index.layout is not _STRIDED or edge_index.dim() != 2:
         return False
     num_edges, row_bytes = edge_index.shape[1], x.shape[1] * x.element_size()
-    few = (num_edges + x.shape[0]) * row_bytes <= FEW_BYTES and cannot_win(num_edges, row_bytes, True, settings())
+    few = (num_edges + x.shape[0]) * row_bytes <= FEW_BYTES and cannot_win(num_edges * row_bytes, True, settings())
     return few and not guards.capturing(x.device)
 
 
@@ -399,7 +399,7 @@ def _gin(known: Any, module: Any, x: Tensor, edge_index: Any, edge_attr: Tensor 
         return NotImplemented
     own, is_cuda = module.__dict__, x.is_cuda
     training, row_bytes = torch.is_grad_enabled(), x.shape[1] * x.element_size()
-    small = cannot_win(edge_index.shape[1], row_bytes, training, settings(), is_cuda)
+    small = cannot_win(edge_index.shape[1] * row_bytes, training, settings(), "cuda" if is_cuda else "cpu")
     if small and not is_cuda and edge_index.shape[1] * row_bytes > TINY_ON_CPU:
         # Kernels win from the second step on, if it is over the same graph.
         small = not (saved_tensors_are_watched() or _met.again(edge_index, id(module)))

@@ -73,7 +73,7 @@ def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
         return False
     row = x.shape[1:]
     row_bytes = (row[0] if len(row) == 1 else row.numel()) * x.element_size()
-    if not row or not cannot_win(edge_index.shape[-1], row_bytes, training, settings()):
+    if not row or not cannot_win(edge_index.shape[-1] * row_bytes, training, settings()):
         return False
     if torch.are_deterministic_algorithms_enabled():
         return False

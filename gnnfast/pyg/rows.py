@@ -12,7 +12,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ class Call:
         self.module, self.ends, self.place, self.edges = module, ends, place, ends.ids[BY_DST].shape[0]
         self.grad_enabled = torch.is_grad_enabled()
         self.gained = False
+        # Bytes of rows of edges that PyG's operations would have read and written, unless that is known of the layer.
+        self.moved: int | None = None if _known(module).passes else 0
         self._made: list[weakref.ref[Rows]] = []
 
     def run(self, function: Callable[[], Any]) -> tuple[Any] | None:
@@ -44,8 +46,22 @@ class Call:
             restore()
             found = None
         if not self.gained:
-            _give_up(self.module)
+            _learn(self.module, hopeless=True)
         return found
+
+    def learn_passes(self, row_bytes: int) -> None:
+        """Remembers how often operations have read or written rows of so many bytes at each edge."""
+        if self.moved:
+            _learn(self.module, passes=self.moved / (self.edges * row_bytes))
+
+    def count(self, times: int, *values: Any) -> None:
+        """Counts rows of edges among values that are read or written so many times."""
+        if self.moved is None:
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            for t in _flat(values):
+                if isinstance(t, Tensor) and t.dim() and t.shape[0] == self.edges:
+                    self.moved += times * t.numel() * t.element_size()
 
     def aggregate(self, messages: Any, dim: int, reduce: str) -> Tensor | None:
         """The reduction of messages along a dimension, if they do not have to exist for it."""
@@ -85,7 +101,9 @@ class Call:
 
     def rows(self, x: Tensor, side: int) -> Tensor:
         """``x`` at one end of each edge."""
-        return Rows.made(self, Gathered(self, x, side))
+        rows = Rows.made(self, Gathered(self, x, side))
+        self.count(2, rows)
+        return rows
 
     def add(self, rows: Rows) -> None:
         self._made.append(weakref.ref(rows))
@@ -151,13 +169,14 @@ class Rows(Tensor):
         if _writes(func, args, kwargs):
             call.settle()
         handler = HANDLERS.get(func)
-        if handler is not None:
-            found = handler(*args, **kwargs)
-            if found is not NotImplemented:
-                if isinstance(found, Tensor):
-                    return found
-                return Rows.made(call, found)
-        return func(*_existing(args), **_existing(kwargs))
+        found = NotImplemented if handler is None else handler(*args, **kwargs)
+        if found is NotImplemented:
+            found = func(*_existing(args), **_existing(kwargs))
+        elif not isinstance(found, Tensor):
+            found = Rows.made(call, found)
+        if call.moved is not None and func not in _VIEWS:
+            call.count(1, args, kwargs, found)
+        return found
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -239,6 +258,7 @@ _OF_SHAPE = {
     for name in ("shape", "dtype", "device", "ndim", "is_cuda", "layout", "is_sparse", "itemsize", "is_sparse_csr", "is_nested")
 } | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.element_size, Tensor.__len__, Tensor.is_floating_point}
 _OF_SHAPE |= {torch.is_floating_point, torch.numel, torch.is_complex, Tensor.is_complex, Tensor.ndimension, Tensor.get_device}
+_VIEWS = {Tensor.view, Tensor.reshape, torch.reshape, Tensor.unsqueeze, torch.unsqueeze, Tensor.squeeze, torch.squeeze}
 _WRITES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__set__", "backward", "register_hook"}
 
 
@@ -247,19 +267,44 @@ def kind_of(t: Any) -> Any:
     return t.kind if type(t) is Rows and t.kind is not None and not t.is_written() else None
 
 
-# Layers that made nothing of rows that do not exist, by identity: users' classes may compare, and have no hash, as they like.
-_hopeless: dict[int, weakref.ref[torch.nn.Module]] = {}
+class Known(NamedTuple):
+    """What was found out about a layer, which decides nothing but what is tried: that it makes nothing of rows that do not exist,
+    and how often PyG's operations read or write the widest rows at each edge, 0 where nobody knows."""
+
+    of: Any = lambda: None  # a weak reference to the layer
+    hopeless: bool = False
+    passes: float = 0.0
 
 
-def _give_up(module: torch.nn.Module) -> None:
-    key = id(module)
-    _hopeless[key] = weakref.ref(module, lambda ref: _hopeless.pop(key) if _hopeless.get(key) is ref else None)
+_NOTHING = Known()
+_learned: dict[int, Known] = {}  # by identity: users' classes may compare, and have no hash, as they like
+
+
+def _known(module: torch.nn.Module) -> Known:
+    found = _learned.get(id(module), _NOTHING)
+    return found if found.of() is module else _NOTHING
+
+
+def _learn(module: torch.nn.Module, **what: Any) -> None:
+    key, known = id(module), _known(module)
+    if known is _NOTHING:
+        known = Known(weakref.ref(module, lambda ref: _learned.pop(key) if _learned.get(key, _NOTHING).of is ref else None))
+    _learned[key] = known._replace(**what)
+
+
+def passes(module: torch.nn.Module) -> float:
+    """How often PyG's operations read or write the widest rows at each edge; what few layers exceed where nobody knows, or what
+    was met before must not decide."""
+    known = _known(module).passes
+    return MANY_PASSES if not known or (torch.is_grad_enabled() and saved_tensors_are_watched()) else known
+
+
+MANY_PASSES = 24.0
 
 
 def may_not_exist(module: torch.nn.Module, ends: edges.Ends, place: str) -> Call | None:
     """What the ``message()`` of a layer gets its rows from, if they may not have to exist."""
-    found = _hopeless.get(id(module))
-    if (found is not None and found() is module) or (torch.is_grad_enabled() and saved_tensors_are_watched()):
+    if _known(module).hopeless or (torch.is_grad_enabled() and saved_tensors_are_watched()):
         return None  # a forward pass and its repetition must save the same, whatever was found in between
     return Call(module, ends, place)
 

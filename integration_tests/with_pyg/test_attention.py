@@ -950,10 +950,8 @@ def test_edge_features_evaluated_and_then_trained(device):
 
 
 @pytest.mark.parametrize("make", [nn.TransformerConv, nn.GATConv, nn.GATv2Conv])
-def test_small_graphs_with_edge_features(make, device, monkeypatch):
+def test_small_graphs_with_edge_features(make, device, small):
     """On a GPU TransformerConv's are PyG's own, GATConv's where they are new, and the numbers are PyG's in any case."""
-    for name in ("TRAINING", "INFERENCE"):
-        monkeypatch.setattr(f"gnnfast.dispatch.select.SMALL_{name}", 1 << 30)
     edge_index, n, _ = GRAPHS["random"]()
     x, attr = (torch.randn(m, k, device=device, dtype=torch.float64) for m, k in ((n, F), (edge_index.shape[1], 3)))
     layer, edge_index = make(F, 5, heads=2, edge_dim=3).to(device, torch.float64), edge_index.to(device)

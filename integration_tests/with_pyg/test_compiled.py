@@ -702,3 +702,37 @@ def test_gradients_that_are_not_there_are_an_error(device):
             (grad,) = torch.autograd.grad(out.pow(2).sum(), arguments[0], create_graph=True)
             with pytest.raises(RuntimeError, match="second derivative"):
                 grad.sum().backward()
+
+
+# ---- small graphs --------------------------------------------------------------------------------------------------------------
+LEFT = ("SAGEConv", "SAGEConv max", "GraphConv", "GINConv", "GCNConv no loops", "GCNConv not normalised", "TransformerConv")
+LEFT += ("GATConv mean of heads", "SimpleConv")
+
+
+@pytest.mark.parametrize("name", [*LEFT, "GCNConv", "GATConv"])
+def test_what_is_small_is_the_compilers(name, device, monkeypatch):
+    """It is traced once more for graphs that are not. Self loops, for which PyG's own waits, are always served."""
+    monkeypatch.setattr("gnnfast.pyg.compiled._is_small", lambda edge_index, *_: edge_index.fake.shape[1] <= 500)
+    layer = LAYERS[name]().to(device)
+    call, x = torch.compile(layer, backend="aot_eager", fullgraph=True), torch.randn(30, F, device=device)
+    for edges in (200, 300, 1000, 2000, 250):
+        edge_index = torch.randint(0, 30, (2, edges), device=device)
+        gnnfast.clear_report()
+        found = call(x, edge_index)
+        served = {kernel for _, kernel, _ in gnnfast.report().kernels} - {"PyG's own"}
+        assert bool(served) == (edges > 500 or name not in LEFT) and not gnnfast.report().fallbacks
+        gnnfast.disable()
+        assert relative_error(found, layer(x, edge_index)) < 1e-5
+        gnnfast.enable()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3
+
+
+def test_small_on_a_gpu(device, small):
+    """On a CPU the compiler's own scattering is slower than kernels at every size."""
+    layer, x = nn.SAGEConv(F, 5).to(device), torch.randn(30, F, device=device)
+    edge_index = torch.randint(0, 30, (2, 200), device=device)
+    expected = layer(x, edge_index)
+    gnnfast.clear_report()
+    assert relative_error(torch.compile(layer, backend="aot_eager")(x, edge_index), expected) < 1e-5
+    kernels = {kernel for _, kernel, _ in gnnfast.report().kernels}
+    assert (kernels == {"PyG's own"}) == (device.type == "cuda")

@@ -229,12 +229,6 @@ def test_small_layers_of_a_class_that_is_met_under_checkpointing(kind, device):
 FEW = "PyG's own"
 
 
-@pytest.fixture
-def small(monkeypatch):
-    for name, bound in (("TRAINING", 1 << 27), ("INFERENCE", 1 << 26), ("ON_CPU", 1 << 19)):
-        monkeypatch.setattr(f"gnnfast.dispatch.select.SMALL_{name}", bound)
-
-
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("name", ["GINEConv", "GINEConv, edge_dim"])
 def test_small_graphs(name, graph, device, small, monkeypatch):

@@ -13,6 +13,7 @@ from graphs import GRAPHS, relative_error
 from torch import nn as tnn
 
 import gnnfast
+from gnnfast.dispatch import select
 from gnnfast.pyg import bounded, general
 
 pytest.importorskip("torch_geometric", reason="PyG is not installed")
@@ -619,7 +620,7 @@ def test_taken_where_messages_would_not_fit(device, monkeypatch):
 def test_softmax_aggregation_pays_earlier(monkeypatch):
     """Its operations read and write messages several times as often as others."""
     edge_index, x = torch.zeros(2, 1000, dtype=torch.int64), torch.zeros(10, 16)
-    monkeypatch.setattr("gnnfast.dispatch.select.SMALL_ON_CPU", 2 * 1000 * 16 * 4)
+    monkeypatch.setitem(select.SMALL, "cpu", select.Small(2 * 1000 * 16 * 4, 2 * 1000 * 16 * 4))
     assert general.pays(nn.GENConv(16, 16), edge_index, {"x": x})
     assert not general.pays(nn.GENConv(16, 16, aggr="max"), edge_index, {"x": x})
     assert general.pays(nn.GENConv(16, 16, aggr="max"), edge_index, {"x": torch.zeros(10, 48)})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from comparison import compare
@@ -9,11 +11,14 @@ from graphs import GRAPHS, relative_error
 from torch import nn as tnn
 
 import gnnfast
+from gnnfast.dispatch import select
 
 pytest.importorskip("torch_geometric", reason="PyG is not installed")
 from torch_geometric import nn
 from torch_geometric.nn import MessagePassing, aggr
 from torch_geometric.utils import softmax
+
+from gnnfast.pyg import rows
 
 H, C = 2, 4
 F = H * C
@@ -679,3 +684,35 @@ def test_temperature_alone_is_learned_and_written_into(device):
         results.append(torch.autograd.grad(out.sin().sum(), layer.aggr_module.t)[0])
     gnnfast.enable()
     assert relative_error(*results) < 1e-9
+
+
+# ---- what is learnt of a layer ---------------------------------------------------------------------------------------------------
+# name -> rows of an edge that PyG's operations read and write: gathers, two each, operations, and three for the sum
+MOVED = {"LEConv": 10, "ResGatedGraphConv": 17, "FiLMConv": 17, "CGConv": 24}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_how_much_pyg_would_move(name, device):
+    layer = {"CGConv": nn.CGConv}.get(name, lambda width: getattr(nn, name)(width, width))(F).to(device)
+    x, edge_index = torch.randn(30, F, device=device), GRAPHS["random"]()[0].to(device)
+    assert rows.passes(layer) == rows.MANY_PASSES
+    layer(x, edge_index)
+    assert rows.passes(layer) == pytest.approx(MOVED[name], abs=0.5)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):  # what was met before must not decide
+        assert rows.passes(layer) == rows.MANY_PASSES
+    assert rows.passes(copy.deepcopy(layer)) == rows.MANY_PASSES
+
+
+def test_who_moves_little_is_left_alone(device, monkeypatch):
+    """On a GPU, from the second call on."""
+    edge_index, n, _ = GRAPHS["random"]()
+    bound = int(20 * edge_index.shape[1] * F * 4)  # rows of float32
+    monkeypatch.setitem(select.SMALL, "messages", select.Small(bound, bound))
+    layer, x = nn.LEConv(F, F).to(device), torch.randn(n, F, device=device)
+    for nth in range(3):
+        gnnfast.clear_report()
+        found = layer(x, edge_index.to(device))
+        assert bool(gnnfast.report().kernels) == (nth == 0 or device.type == "cpu")
+        gnnfast.disable()
+        assert relative_error(found, layer(x, edge_index.to(device))) < 1e-5
+        gnnfast.enable()

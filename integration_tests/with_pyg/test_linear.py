@@ -332,12 +332,6 @@ SMALL = {
 }
 
 
-@pytest.fixture
-def small(monkeypatch):
-    for name in ("TRAINING", "INFERENCE", "ON_CPU"):
-        monkeypatch.setattr(f"gnnfast.dispatch.select.SMALL_{name}", 1 << 27)
-
-
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("name", SMALL)
 def test_small_graphs(name, graph, device, small):

@@ -225,10 +225,9 @@ def test_deterministic_algorithms(device):
 @pytest.mark.parametrize("bad", [-1, 4])
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize("name", ["GCNConv", "SGConv", "APPNP", "GINConv"])
-def test_ids_out_of_range(name, side, bad, device, monkeypatch):
+def test_ids_out_of_range(name, side, bad, device, small):
     if device.type != "cpu":
         pytest.skip("PyG's own leaves the device unusable")
-    monkeypatch.setattr("gnnfast.dispatch.select.SMALL_ON_CPU", 1 << 19)
     edge_index = torch.tensor([[0, 1, 2], [1, 1, 3]])
     edge_index[side, 1] = bad
     layer = LAYERS[name]() if name in LAYERS else nn.GINConv(torch.nn.Linear(F, 5))
@@ -244,13 +243,6 @@ def test_a_graph_of_two_kinds_of_nodes(device):
 
 
 # ---- GIN on small graphs -------------------------------------------------------------------------------------------------------
-@pytest.fixture
-def small(monkeypatch):
-    monkeypatch.setattr("gnnfast.dispatch.select.SMALL_TRAINING", 1 << 27)
-    monkeypatch.setattr("gnnfast.dispatch.select.SMALL_INFERENCE", 1 << 26)
-    monkeypatch.setattr("gnnfast.dispatch.select.SMALL_ON_CPU", 1 << 19)
-
-
 def gin(**options):
     mlp = torch.nn.Sequential(torch.nn.Linear(F, F), torch.nn.ReLU(), torch.nn.Linear(F, 5))
     return nn.GINConv(mlp, eps=0.25, **options).double()

@@ -267,10 +267,8 @@ def test_errors_are_those_of_pyg(device):
         assert isinstance(expected, tuple) and found == expected
 
 
-def test_small_calls_are_served(device, monkeypatch):
+def test_small_calls_are_served(device, small):
     """PyG's operations are so many that kernels always win."""
-    for name in ("TRAINING", "INFERENCE", "ON_CPU"):
-        monkeypatch.setattr(f"gnnfast.dispatch.select.SMALL_{name}", 1 << 27)
     report = compare(layer_of(), *inputs("random", {}, device, torch.float32), tolerance=1e-4)
     assert kernels(report) == {"several reductions"}
 
