@@ -130,6 +130,8 @@ def _check(known: Any, parts: Parts, module: Any, pair: Any, edge_index: Any, ed
     own = module.__dict__
     like = pair[0] if parts.parameter is None else own["_parameters"].get(parts.parameter)
     _check_tensors(pair, like, edge_index)
+    if torch.is_autocast_enabled(edge_index.device.type):
+        check_autocast(parts, like, edge_attr)
     if size is not None and (type(size) not in (tuple, list) or [*size] != [pair[0].shape[0], pair[1].shape[0]]):
         raise Unsupported("size is not that of the features")
     if weights and parts.drops_weights and _dropout(module):
@@ -143,6 +145,25 @@ def _check(known: Any, parts: Parts, module: Any, pair: Any, edge_index: Any, ed
         parts.check_edges(module, pair, edge_attr, like)
 
 
+def check_autocast(parts: Parts, like: Tensor, edge_attr: Any) -> None:
+    """Raises Unsupported where coefficients under autocast may have another dtype than the features it is for."""
+    if edge_attr is not None:
+        raise Unsupported("edge features under autocast")
+    if like.dtype is not torch.float32 if parts.parameter is not None else like.is_cpu:
+        raise Unsupported("coefficients of few digits under autocast")
+
+
+def summed_dtype(t: Tensor) -> torch.dtype:
+    """The dtype in which PyG multiplies rows with coefficients and sums them: under autocast these have more digits than what
+    linear layers give."""
+    return torch.promote_types(t.dtype, torch.float32) if torch.is_autocast_enabled(t.device.type) else t.dtype
+
+
+def as_summed(t: Tensor) -> Tensor:
+    """Rows in the dtype in which they are summed."""
+    return t.to(summed_dtype(t))
+
+
 def _check_tensors(pair: Any, like: Any, edge_index: Any) -> None:
     """Raises Unsupported if kernels do not take features, a parameter and edges together."""
     for name, t in (("x", pair[0]), ("x", pair[1]), ("att", like)):
@@ -151,16 +172,14 @@ def _check_tensors(pair: Any, like: Any, edge_index: Any) -> None:
             raise Unsupported(reason)
     if type(edge_index) is not Tensor or edge_index.layout is not torch.strided or edge_index.dtype not in INDEX_DTYPES:
         raise Unsupported(f"edge_index is a {type(edge_index).__name__}")
-    device, dtype = edge_index.device, like.dtype
+    device, dtype = edge_index.device, summed_dtype(like)
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or guards.operand("edge_index", edge_index):
         raise Unsupported(f"edge_index has shape {list(edge_index.shape)}")
     for t in pair:
-        if t.device != device or t.dtype is not dtype or t.dim() != 2:
+        if t.device != device or summed_dtype(t) is not dtype or t.dim() != 2:
             raise Unsupported("features, parameters and edge_index do not agree in dtype or device")
     if dtype not in FEATURE_DTYPES:
         raise Unsupported("features, parameters and edge_index do not agree in dtype or device")
-    if torch.is_autocast_enabled(device.type):
-        raise Unsupported("an option is not served")
 
 
 def _is_edge_product(module: Any, edge_attr: Tensor, like: Tensor) -> bool:
@@ -272,10 +291,10 @@ def gat_operands(module: Any, x: Any, pair: Any) -> tuple[Tensor | None, Tensor,
     heads, width = module.heads, module.out_channels
     res = None if getattr(module, "res", None) is None else module.res(pair[1])
     if module.lin is not None:
-        h_src = module.lin(pair[0])
-        h_dst = h_src if pair[1] is pair[0] and type(x) is not tuple else module.lin(pair[1])
+        h_src = as_summed(module.lin(pair[0]))
+        h_dst = h_src if pair[1] is pair[0] and type(x) is not tuple else as_summed(module.lin(pair[1]))
     else:
-        h_src, h_dst = module.lin_src(pair[0]), module.lin_dst(pair[1])
+        h_src, h_dst = as_summed(module.lin_src(pair[0])), as_summed(module.lin_dst(pair[1]))
     att_src, att_dst = module.att_src, module.att_dst
     fits = att_src.shape == att_dst.shape == (1, heads, width) and att_src.dtype is att_dst.dtype
     if not fits or not all(_is_plain(h, (h.shape[0], heads * width), att_src) for h in (h_src, h_dst)):
@@ -362,8 +381,13 @@ def _with_loops(module: Any, rows: Tensor, kept: Tensor | None, graph: Any, loop
 def gatv2_operands(module: Any, x: Any, pair: Any) -> tuple[Tensor | None, Tensor, Tensor]:
     """The residual, and the projected features of sources ``[N, H C]`` and destinations ``[M, H C]``."""
     res = None if getattr(module, "res", None) is None else module.res(pair[1])
-    left = module.lin_l(pair[0])
-    return res, left, left if type(x) is not tuple and module.share_weights else module.lin_r(pair[1])
+    left = as_summed(module.lin_l(pair[0]))
+    return res, left, left if type(x) is not tuple and module.share_weights else as_summed(module.lin_r(pair[1]))
+
+
+def transformer_operands(module: Any, pair: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The queries of destinations ``[M, H C]``, and the keys and values of sources ``[N, H C]``."""
+    return as_summed(module.lin_query(pair[1])), as_summed(module.lin_key(pair[0])), as_summed(module.lin_value(pair[0]))
 
 
 def _gatv2(
@@ -393,7 +417,7 @@ def _transformer(
     module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: Tensor, given: Any, weights: Any, place: str
 ) -> Any:
     heads, width = module.heads, module.out_channels
-    query, key, value = module.lin_query(pair[1]), module.lin_key(pair[0]), module.lin_value(pair[0])
+    query, key, value = transformer_operands(module, pair)
     shape, rows = heads * width, (graph.num_dst, graph.num_src, graph.num_src)
     alpha = None
     fits = all(_is_plain(t, (n, shape), pair[0]) for n, t in zip(rows, (query, key, value)))
@@ -497,9 +521,8 @@ def finish(module: Any, out: Tensor, res: Tensor | None, fused: bool) -> Tensor:
 
 
 def _is_plain(t: Any, shape: tuple[int, int], like: Tensor) -> bool:
-    return (
-        type(t) is Tensor and t.layout is torch.strided and t.shape == shape and t.dtype is like.dtype and t.device == like.device
-    )
+    dtype = summed_dtype(like)
+    return type(t) is Tensor and t.layout is torch.strided and t.shape == shape and t.dtype is dtype and t.device == like.device
 
 
 _ALPHA = Message("x", "alpha", "unsqueeze", False)
@@ -527,6 +550,8 @@ def _check_simple(known: Any, module: Any, x: Any, edge_index: Any) -> None:
     if reason or own["node_dim"] not in (-2, 0) or own["flow"] != "source_to_target":
         raise Unsupported(f"{reason} is not the known one" if reason else "an option is not served")
     _check_tensors((x, x), x, edge_index)
+    if torch.is_autocast_enabled(x.device.type):
+        raise Unsupported("autocast is on")
 
 
 def make_agnn_conv(original: FunctionType) -> Callable[..., Any]:

@@ -527,10 +527,10 @@ def _look_at_attention(
         like = None if parts.parameter is None else module._parameters.get(parts.parameter)
         for t in (x, x_dst):
             _check_operand("x", t, edge_index)
-            if t.fake.dim() != 2 or t.fake.dtype != (x.fake if like is None else like).dtype:
+            if t.fake.dim() != 2 or eager.summed_dtype(t.fake) != eager.summed_dtype(x.fake if like is None else like):
                 raise Unsupported("features and parameters do not agree")
         if torch.is_autocast_enabled(edge_index.fake.device.type):
-            raise Unsupported("autocast is on")
+            eager.check_autocast(parts, x.fake if like is None else like, None)
         if module._modules.get("lin_edge") is not None and parts.message is DOT_ATTENTION:
             raise Unsupported("edge features are added to rows of features")
         dropout = module.dropout if module.training else 0.0
@@ -565,7 +565,7 @@ def _gatv2(module: Any, x: Any, pair: Any, dropout: float, seed: Any, edges: Any
 
 
 def _transformer(module: Any, x: Any, pair: Any, dropout: float, seed: Any, edges: Any) -> Tensor:
-    query, key, value = module.lin_query(pair[1]), module.lin_key(pair[0]), module.lin_value(pair[0])
+    query, key, value = eager.transformer_operands(module, pair)
     numbers = module.heads, 1 / math.sqrt(module.out_channels), dropout, seed, _needs_grad(query, key, value)
     out = ops.PAIR_ATTENTION(query, key, value, None, *numbers, *edges)[0]
     return eager.finish_transformer(module, out, pair[1], True)

@@ -547,7 +547,7 @@ def test_static_graphs_and_other_dimensions(device):
     assert is_served()
 
 
-@pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "GATConv", "SGConv"])
+@pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "GATConv", "GATv2Conv", "TransformerConv", "SGConv"])
 def test_autocast(name, device):
     layer = LAYERS[name]().to(device)
     x, edge_index, _ = graph_of("random", device, torch.float32)
