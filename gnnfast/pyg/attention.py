@@ -161,7 +161,7 @@ def summed_dtype(t: Tensor) -> torch.dtype:
 
 def as_summed(t: Tensor) -> Tensor:
     """Rows in the dtype in which they are summed."""
-    return t.to(summed_dtype(t))
+    return t.to(dtype) if (dtype := summed_dtype(t)) is not t.dtype else t
 
 
 def _check_tensors(pair: Any, like: Any, edge_index: Any) -> None:
@@ -172,13 +172,12 @@ def _check_tensors(pair: Any, like: Any, edge_index: Any) -> None:
             raise Unsupported(reason)
     if type(edge_index) is not Tensor or edge_index.layout is not torch.strided or edge_index.dtype not in INDEX_DTYPES:
         raise Unsupported(f"edge_index is a {type(edge_index).__name__}")
-    device, dtype = edge_index.device, summed_dtype(like)
+    device, dtypes = edge_index.device, {like.dtype, pair[0].dtype, pair[1].dtype}
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or guards.operand("edge_index", edge_index):
         raise Unsupported(f"edge_index has shape {list(edge_index.shape)}")
-    for t in pair:
-        if t.device != device or summed_dtype(t) is not dtype or t.dim() != 2:
-            raise Unsupported("features, parameters and edge_index do not agree in dtype or device")
-    if dtype not in FEATURE_DTYPES:
+    if len(dtypes) > 1:
+        dtypes = {summed_dtype(t) for t in (like, *pair)}
+    if len(dtypes) > 1 or not dtypes.issubset(FEATURE_DTYPES) or any(t.device != device or t.dim() != 2 for t in pair):
         raise Unsupported("features, parameters and edge_index do not agree in dtype or device")
 
 
@@ -310,8 +309,8 @@ def gat_operands(module: Any, x: Any, pair: Any) -> tuple[Tensor | None, Tensor,
 def _gat(module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: Tensor, given: Any, weights: Any, place: str) -> Any:
     heads, width = module.heads, module.out_channels
     res, h_src, h_dst, a_src, a_dst = gat_operands(module, x, pair)
-    rows, sides = (graph.num_src, graph.num_dst), ((h_src, a_src), (h_dst, a_dst))
-    fits = all(_is_plain(h, (n, heads * width), pair[0]) and _is_plain(a, (n, heads), pair[0]) for n, (h, a) in zip(rows, sides))
+    rows, sides, like = (graph.num_src, graph.num_dst), ((h_src, a_src), (h_dst, a_dst)), module.att_src
+    fits = all(_is_plain(h, (n, heads * width), like) and _is_plain(a, (n, heads), like) for n, (h, a) in zip(rows, sides))
     alpha = None
     if looped.shape[1] == 0:
         given = None  # PyG then does not use them, so that their weights get no gradient
@@ -396,7 +395,7 @@ def _gatv2(
     heads, width = module.heads, module.out_channels
     res, left, right = gatv2_operands(module, x, pair)
     shape, att = heads * width, module.att
-    fits = _is_plain(left, (graph.num_src, shape), pair[0]) and _is_plain(right, (graph.num_dst, shape), pair[0])
+    fits = _is_plain(left, (graph.num_src, shape), att) and _is_plain(right, (graph.num_dst, shape), att)
     out: Tensor | None = None
     how: Any = dict(dropout=_dropout(module), place=place)
     if fits and att.shape == (1, heads, width):
@@ -420,7 +419,8 @@ def _transformer(
     query, key, value = transformer_operands(module, pair)
     shape, rows = heads * width, (graph.num_dst, graph.num_src, graph.num_src)
     alpha = None
-    fits = all(_is_plain(t, (n, shape), pair[0]) for n, t in zip(rows, (query, key, value)))
+    like = pair[0] if pair[0].dtype is query.dtype else query  # under autocast
+    fits = all(_is_plain(t, (n, shape), like) for n, t in zip(rows, (query, key, value)))
     if fits and given is not None:
         (out, alpha), fused = _of_edges_too(module, query, key, value, graph, given, place), False
     elif fits:
@@ -521,8 +521,9 @@ def finish(module: Any, out: Tensor, res: Tensor | None, fused: bool) -> Tensor:
 
 
 def _is_plain(t: Any, shape: tuple[int, int], like: Tensor) -> bool:
-    dtype = summed_dtype(like)
-    return type(t) is Tensor and t.layout is torch.strided and t.shape == shape and t.dtype is dtype and t.device == like.device
+    return (
+        type(t) is Tensor and t.layout is torch.strided and t.shape == shape and t.dtype is like.dtype and t.device == like.device
+    )
 
 
 _ALPHA = Message("x", "alpha", "unsqueeze", False)
