@@ -11,6 +11,7 @@ import sys
 import textwrap
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -82,6 +83,11 @@ def run_benchmark(name: str | None, arguments: list[str]) -> int:
         print(f"gnnfast bench {name}: {missing} is not installed; pip install {missing}", file=sys.stderr)
         return 2
     return module.main(arguments)
+
+
+def in_benchmark(name: str, function: str, *arguments: Any) -> Any:
+    """What a function of a benchmark returns: to be run by another process, which does not know that package yet."""
+    return getattr(importlib.import_module(f"{benchmarks().__name__}.{name}"), function)(*arguments)
 
 
 def benchmarks() -> ModuleType:

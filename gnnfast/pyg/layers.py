@@ -92,7 +92,7 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
         in_order = make_normalising(original) if form.normalised and not form.first else lambda *_: NotImplemented
 
         def forward(module: Any, x: Any, edge_index: Any, *rest: Any) -> Any:
-            if (not form.normalised and _is_few(x, edge_index)) or guards.context():
+            if (not form.normalised and _is_few(module, x, edge_index)) or guards.context():
                 return NotImplemented
             weight, size = (None if at is None else rest[at] for at in (at_weight, at_size))
             parts = parts_of(form, known, module, at_weight is not None)
@@ -119,16 +119,19 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
     return make
 
 
-def _is_few(x: Any, edge_index: Any) -> bool:
-    """Whether there is nothing to gain in training; ``propagate`` says so. Replays of a captured step do not ask the host."""
+def _is_few(module: Any, x: Any, edge_index: Any) -> bool:
+    """Whether there is nothing to gain in training, of larger graphs only where they are new; ``propagate`` says so. Replays of a
+    captured step do not ask the host."""
     x = x[0] if type(x) is tuple and x else x
     if type(x) is not Tensor or type(edge_index) is not Tensor or not x.is_cuda or not torch.is_grad_enabled():
         return False
     if x.layout is not _STRIDED or x.dim() != 2 or edge_index.layout is not _STRIDED or edge_index.dim() != 2:
         return False
     num_edges, row_bytes = edge_index.shape[1], x.shape[1] * x.element_size()
-    few = (num_edges + x.shape[0]) * row_bytes <= FEW_BYTES and cannot_win(num_edges * row_bytes, True, settings())
-    return few and not guards.capturing(x.device)
+    if not cannot_win(num_edges * row_bytes, True, settings()) or guards.capturing(x.device):
+        return False
+    few = (num_edges + x.shape[0]) * row_bytes <= FEW_BYTES
+    return few or not (saved_tensors_are_watched() or _met.again(edge_index, id(module)))
 
 
 def _is_watched(weight: Any) -> bool:
@@ -333,8 +336,8 @@ def make_linear(original: FunctionType) -> Callable[..., Any]:
     def linear(module: Any, x: Any) -> Any:
         if type(x) is not Tensor:
             return NotImplemented
-        if x.layout is torch.strided:
-            if not features.sighted(x, module, "product") or guards.context():
+        if x.layout is _STRIDED:
+            if x.requires_grad or not features.sighted(x, module, "product") or guards.context():
                 return NotImplemented  # at once: such are most calls
         elif reason := guards.context() or features.unsupported(x):
             fell_back("pyg Linear", reason)

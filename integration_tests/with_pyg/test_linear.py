@@ -344,6 +344,22 @@ def test_small_graphs(name, graph, device, small):
     assert device.type == "cpu" or "PyG's own" in {kernel for _, kernel, _ in report.kernels}
 
 
+def test_graphs_that_are_not_so_small_are_served_when_met_again(device, small, monkeypatch):
+    """In training on a GPU."""
+    monkeypatch.setattr("gnnfast.pyg.layers.FEW_BYTES", 0)
+    edge_index, n, _ = GRAPHS["random"]()
+    layer, x = nn.SAGEConv(F, 5).to(device), torch.randn(n, F, device=device)
+    edge_index = edge_index.to(device)
+    for given, left in ((edge_index, True), (edge_index, False), (edge_index.clone(), True), (edge_index, False)):
+        gnnfast.clear_report()
+        found = layer(x, given)
+        kernels = {kernel for _, kernel, _ in gnnfast.report().kernels}
+        assert (kernels == {"PyG's own"}) == (left and device.type == "cuda")
+        gnnfast.disable()
+        assert relative_error(found, layer(x, given)) < 1e-5
+        gnnfast.enable()
+
+
 def test_small_bipartite_graphs(device, small):
     edge_index, num_src, num_dst = GRAPHS["bipartite"]()
     given = [torch.randn(n, width, device=device, dtype=torch.float64) for n, width in ((num_src, F), (num_dst, 3))]
