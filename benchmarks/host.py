@@ -2,6 +2,7 @@
 
 gnnfast bench host --device cuda --out benchmarks/results/NAME
 gnnfast bench host --groups molecules --sizes 32 --models GIN GCN
+gnnfast bench host --control ...                       PyG twice: what ratios vary by where nothing differs
 
 Molecules: batches of small graphs of 15 to 34 atoms, 5 layers of 64. Samples: neighbours of seed nodes as a loader draws them
 (15, 10, 5 of each node), 3 layers of 256. Full: real graphs (GNNFAST_DATA), 2 layers of 64. "new": the edge_index is a new tensor
@@ -203,8 +204,10 @@ class Side(NamedTuple):
     in_pyg: bool = False
 
 
-def sides_of(group: str, cuda: bool) -> tuple[Side, Side]:
-    """Those of a cell, of which the second is gnnfast's."""
+def sides_of(group: str, cuda: bool, control: bool) -> tuple[Side, Side]:
+    """Those of a cell, of which the second is gnnfast's, or as a ``control`` the first again."""
+    if control:
+        return Side("PyG", False), Side("PyG again", False)
     if group not in host_dgl.WORK:
         return Side("PyG", False), Side("gnnfast", True)
     if cuda:
@@ -316,7 +319,7 @@ class _Measured:
 
 def measure(cell: Cell, workers: dict[bool, Any], options: argparse.Namespace) -> tables.Row:
     cuda = options.device == "cuda"
-    sides = sides_of(cell.group, cuda)
+    sides = sides_of(cell.group, cuda, options.control)
     made = [workers[side.on].ask("make", tuple(cell), side.in_pyg) for side in sides]
     row: tables.Row = {"group": cell.group, "size": cell.size, "model": cell.model}
     row |= {"pass": "training" if cell.training else "inference", "graph": "new" if cell.new else "same"}
@@ -377,6 +380,7 @@ def main(arguments: list[str] | None = None) -> int:
     # Python forgets what it has learned about functions that are switched, and learns it again in some 50 calls.
     parser.add_argument("--warmup", type=int, default=16, help="steps before each measurement")
     parser.add_argument("--apart", action="store_true", help="each side in a process of its own, where nothing is switched")
+    parser.add_argument("--control", action="store_true", help="PyG on both sides: what ratios vary by where nothing differs")
     parser.add_argument("--seconds", type=float, default=0.15, help="of steps in one measurement")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--quick", action="store_true", help="without counting waits and launches")
@@ -391,6 +395,8 @@ def main(arguments: list[str] | None = None) -> int:
     if "full" in options.groups and graphs.data_folder() is None:
         print("gnnfast bench host: GNNFAST_DATA does not name a folder with the real graphs; without full batches")
         options.groups = [g for g in options.groups if g != "full"]
+    if options.control:
+        options.groups = [g for g in options.groups if g not in host_dgl.WORK]
     workers = {on: (Apart if options.apart else Here)(options.device, on) for on in (False, True)}
     for cell in cells(options):
         row = measure(cell, workers, options)

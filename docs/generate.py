@@ -59,12 +59,9 @@ def _default(value: object, unset: str) -> str:
 
 def small_graphs() -> str:
     """The page of small graphs, with its table."""
-    found_last = {}
-    for name in ("host_all", "host_molecules", "host_small"):  # cells measured again replace the older ones
-        record = json.loads((HERE.parent / f"benchmarks/results/h200-2026-11-23/{name}.json").read_text())
-        found_last |= {tuple(row[k] for k in ("group", "size", "model", "pass", "graph")): row for row in record["rows"]}
+    record = json.loads((HERE.parent / "benchmarks/results/h200-2026-11-23/host.json").read_text())
     ratios: dict[str, dict[str, list[float]]] = {}
-    for row in found_last.values():
+    for row in record["rows"]:
         ratios.setdefault(row["model"], {}).setdefault(row["pass"], []).append(row["ratio"])
     lines = ["| model | training: mean, least | inference: mean, least |", "|---|---|---|"]
     for model, found in sorted(ratios.items(), key=lambda item: -geometric_mean(item[1]["training"])):

@@ -53,7 +53,7 @@ ADVICE = (
     (r"captured", "run the step twice before it is captured"),
     (r"torch\.func|forward-mode|TorchDispatchMode|TorchScript|ONNX|torch\.jit", "nothing to do: kernels cannot follow it"),
     (r"attention within compiled code", "leave attention layers out of torch.compile on a GPU"),
-    (r"autocast is on", "leave attention layers out of torch.compile, or autocast off"),
+    (r"autocast", "run this layer under torch.autocast(device, enabled=False)"),
     (r"features are torch\.|is torch\.(float8|int|bool|complex)", "use float32, float64, float16 or bfloat16 features"),
     (r"is overridden|overrides a method|is not the known one|is another than the layer's",
      "inherit the method, or give message() as x_j or edge_weight * x_j"),

@@ -146,10 +146,11 @@ def _check(known: Any, parts: Parts, module: Any, pair: Any, edge_index: Any, ed
 
 
 def check_autocast(parts: Parts, like: Tensor, edge_attr: Any) -> None:
-    """Raises Unsupported where coefficients under autocast may have another dtype than the features it is for."""
+    """Raises Unsupported where it is not known that PyG's coefficients have more digits than rows under autocast."""
     if edge_attr is not None:
         raise Unsupported("edge features under autocast")
-    if like.dtype is not torch.float32 if parts.parameter is not None else like.is_cpu:
+    few_digits = like.is_cpu if parts.parameter is None else like.dtype is not torch.float32
+    if few_digits:
         raise Unsupported("coefficients of few digits under autocast")
 
 
