@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import struct
@@ -45,6 +46,21 @@ def architectures(library: Path) -> Architectures:
             position += header + length
         at = data.find(_MAGIC, at + 4)
     return Architectures(*(tuple(sorted(a for kind, a in found if kind == wanted)) for wanted in (_CUBIN, _PTX)))
+
+
+H200_BANDWIDTH = 4.8e12  # bytes a second
+
+
+@functools.cache
+def relative_bandwidth() -> float:
+    """The memory bandwidth of the first GPU, as its clock and bus say, over that of an H200; 1 where they say nothing."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return 1.0
+    properties = torch.cuda.get_device_properties(0)
+    clock, width = (getattr(properties, name, 0) for name in ("memory_clock_rate", "memory_bus_width"))  # kHz, twice a cycle; bits
+    return float(2e3 * clock * width / 8 / H200_BANDWIDTH) or 1.0
 
 
 def instruction_set() -> str:

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from gnnfast import hardware
 from gnnfast.config import Settings
-from gnnfast.dispatch.select import Density, Layer, Request, Statistics, densities, linear_first, select, sparse_pays
+from gnnfast.dispatch.select import (
+    SMALL,
+    Density,
+    Layer,
+    Request,
+    Statistics,
+    cannot_win,
+    densities,
+    linear_first,
+    select,
+    sparse_pays,
+)
 
 SEEN_ONCE = Statistics("cuda", num_src=10_000, num_dst=10_000, num_edges=40_000, converted=False, has_coo=True)
 SUM = Request("sum", needs_grad=True, deterministic=False, width=64, itemsize=4)
@@ -82,3 +96,28 @@ WIDE_IN = Layer("cpu", 10_000, 10_000, 150_000, width_in=512, width_out=16, hops
 )
 def test_order(layer, expected):
     assert linear_first(layer) == expected
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """What makes a GPU of some properties."""
+
+    def make(**properties):
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: SimpleNamespace(**properties))
+        hardware.relative_bandwidth.cache_clear()
+
+    yield make
+    hardware.relative_bandwidth.cache_clear()
+
+
+def test_what_is_too_small_follows_the_bandwidth(gpu, small):
+    """An H200's 3201 MHz and 6016 bits, a T4's 5001 MHz and 256."""
+    most = SMALL["cuda"].training
+    for properties, share in ((dict(memory_clock_rate=3_201_000, memory_bus_width=6016), 1.0), (dict(name="of old"), 1.0)):
+        gpu(**properties)
+        assert hardware.relative_bandwidth() == pytest.approx(share, rel=0.01)
+    gpu(memory_clock_rate=5_001_000, memory_bus_width=256)
+    assert hardware.relative_bandwidth() == pytest.approx(0.32 / 4.8, rel=0.01)
+    assert cannot_win(most // 20, True, Settings()) and not cannot_win(most // 10, True, Settings())
+    assert cannot_win(SMALL["cpu"].training, True, Settings(), "cpu")

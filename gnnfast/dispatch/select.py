@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gnnfast.config import Settings
+from gnnfast.hardware import relative_bandwidth
 
 
 class Statistics(NamedTuple):
@@ -101,7 +102,7 @@ class Small(NamedTuple):
 
 # Of the messages of an aggregation on a GPU; of all that PyG's operations read and write for messages of any code; of the messages
 # of compiled models, whose kernels the compiler fuses and may replay as a CUDA graph; and of messages on a CPU. Measured beside an
-# H200 (benchmarks/NOTES.md, "What is left alone").
+# H200 (benchmarks/NOTES.md, "What is left alone"): a GPU of less bandwidth takes as long for fewer bytes.
 SMALL = {
     "cuda": Small(110 << 20, 45 << 20),
     "messages": Small(9 << 28, 13 << 27),
@@ -130,7 +131,8 @@ def cannot_win(nbytes: int, training: bool, settings: Settings, where: str = "cu
     """Whether so many bytes are too few to gain from a kernel of gnnfast, and nothing asks for one; ``where`` is a key of
     :data:`SMALL`, which says of what they are."""
     most = SMALL[where].training if training else SMALL[where].inference
-    return nbytes <= most and settings.kernel == "auto" and settings.sample == "off" and not settings.autotune
+    bandwidth = 1.0 if where == "cpu" else relative_bandwidth()
+    return nbytes <= most * bandwidth and settings.kernel == "auto" and settings.sample == "off" and not settings.autotune
 
 
 def select(graph: Statistics, request: Request, settings: Settings) -> Choice:

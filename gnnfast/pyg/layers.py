@@ -21,6 +21,7 @@ from gnnfast.config import settings
 from gnnfast.dispatch.execute import Linear, aggregate, linear_layer
 from gnnfast.dispatch.select import FEW_BYTES, TINY_ON_CPU, Layer, cannot_win, linear_first, saves_little
 from gnnfast.graph.checks import saved_tensors_are_watched
+from gnnfast.hardware import relative_bandwidth
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import guards
 from gnnfast.pyg.adjacency import graph_of, running
@@ -130,7 +131,7 @@ def _is_few(module: Any, x: Any, edge_index: Any) -> bool:
     num_edges, row_bytes = edge_index.shape[1], x.shape[1] * x.element_size()
     if not cannot_win(num_edges * row_bytes, True, settings()) or guards.capturing(x.device):
         return False
-    few = (num_edges + x.shape[0]) * row_bytes <= FEW_BYTES
+    few = (num_edges + x.shape[0]) * row_bytes <= FEW_BYTES * relative_bandwidth()
     return few or not (saved_tensors_are_watched() or _met.again(edge_index, id(module)))
 
 
