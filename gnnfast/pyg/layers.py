@@ -121,8 +121,8 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
 
 
 def _is_few(module: Any, x: Any, edge_index: Any) -> bool:
-    """Whether there is nothing to gain in training, of larger graphs only where they are new; ``propagate`` says so. Replays of a
-    captured step do not ask the host."""
+    """Whether there is nothing to gain in training, of larger graphs only where they are new and ``x`` needs no gradient;
+    ``propagate`` says so. Replays of a captured step do not ask the host."""
     x = x[0] if type(x) is tuple and x else x
     if type(x) is not Tensor or type(edge_index) is not Tensor or not x.is_cuda or not torch.is_grad_enabled():
         return False
@@ -132,7 +132,7 @@ def _is_few(module: Any, x: Any, edge_index: Any) -> bool:
     if not cannot_win(num_edges * row_bytes, True, settings()) or guards.capturing(x.device):
         return False
     few = (num_edges + x.shape[0]) * row_bytes <= FEW_BYTES * relative_bandwidth()
-    return few or not (saved_tensors_are_watched() or _met.again(edge_index, id(module)))
+    return few or not (x.requires_grad or saved_tensors_are_watched() or _met.again(edge_index, id(module)))
 
 
 def _is_watched(weight: Any) -> bool:

@@ -358,6 +358,9 @@ def test_graphs_that_are_not_so_small_are_served_when_met_again(device, small, m
         gnnfast.disable()
         assert relative_error(found, layer(x, given)) < 1e-5
         gnnfast.enable()
+    gnnfast.clear_report()
+    layer(x.requires_grad_(), edge_index.clone())  # not the first layer
+    assert "PyG's own" not in {kernel for _, kernel, _ in gnnfast.report().kernels}
 
 
 def test_small_bipartite_graphs(device, small):
