@@ -152,8 +152,9 @@ def _is_constant(weight: Any) -> bool:
 
 def _is_small(edge_index: Traced, x: Traced, width: Any, times: int = 1) -> bool:
     """Whether the compiler does as well with PyG's operations, which move rows of such a width so many ``times`` as often as those
-    of a sum. It binds the compiled code, which is traced again for graphs on the other side of the bound."""
-    nbytes = times * edge_index.fake.shape[1] * width * x.fake.element_size()
+    of a sum, over a graph of the size that is met now. It does not bind the compiled code: with a bound for each width a model of
+    some layers would soon be traced more often than the compiler allows."""
+    nbytes = times * _hint(edge_index.fake.shape[1]) * _hint(width) * x.fake.element_size()
     return x.fake.is_cuda and cannot_win(nbytes, torch.is_grad_enabled(), settings(), "compiled")
 
 
@@ -495,9 +496,9 @@ def _make_attention(parts: Any, run: Callable[..., Tensor]) -> Callable[[Functio
             if not torch.compiler.is_dynamo_compiling():
                 return NotImplemented
             pair = x if isinstance(x, tuple) else (x, x)
-            if len(pair) != 2 or edge_attr is not None:
+            if len(pair) != 2:
                 return NotImplemented
-            given = all(argument is None for argument in rest)
+            given = all(argument is None for argument in (edge_attr, *rest))
             options = module.dropout, module.training, module.heads, *_parts(module)
             place = _ask(question, module, *pair, edge_index, given, *options)
             if place is None:
@@ -534,7 +535,8 @@ def _look_at_attention(
         if module._modules.get("lin_edge") is not None and parts.message is DOT_ATTENTION:
             raise Unsupported("edge features are added to rows of features")
         dropout = module.dropout if module.training else 0.0
-        if not serves_attention(x.fake, module.heads, module.out_channels, dropout):
+        rows = x.fake.new_empty(0, dtype=eager.summed_dtype(x.fake))
+        if not serves_attention(rows, module.heads, module.out_channels, dropout):
             raise Unsupported("there is no kernel for heads so wide, or the dropout")
     except Unsupported as error:
         _left(module, str(error))

@@ -17,6 +17,7 @@ if not _native.cpu.loaded:
 from torch_geometric import nn  # noqa: E402
 from torch_geometric.nn import MessagePassing  # noqa: E402
 
+from gnnfast.pyg import compiled as tracing  # noqa: E402
 from gnnfast.pyg import compiled_ops as ops  # noqa: E402
 
 F = 8
@@ -711,20 +712,23 @@ LEFT += ("GATConv mean of heads", "SimpleConv")
 
 @pytest.mark.parametrize("name", [*LEFT, "GCNConv", "GATConv"])
 def test_what_is_small_is_the_compilers(name, device, monkeypatch):
-    """It is traced once more for graphs that are not. Self loops, for which PyG's own waits, are always served."""
-    monkeypatch.setattr("gnnfast.pyg.compiled._is_small", lambda edge_index, *_: edge_index.fake.shape[1] <= 500)
-    layer = LAYERS[name]().to(device)
-    call, x = torch.compile(layer, backend="aot_eager", fullgraph=True), torch.randn(30, F, device=device)
-    for edges in (200, 300, 1000, 2000, 250):
-        edge_index = torch.randint(0, 30, (2, edges), device=device)
-        gnnfast.clear_report()
-        found = call(x, edge_index)
-        served = {kernel for _, kernel, _ in gnnfast.report().kernels} - {"PyG's own"}
-        assert bool(served) == (edges > 500 or name not in LEFT) and not gnnfast.report().fallbacks
-        gnnfast.disable()
-        assert relative_error(found, layer(x, edge_index)) < 1e-5
-        gnnfast.enable()
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3
+    """As when it was traced: other sizes compile nothing again. Self loops, for which PyG's own waits, are always served."""
+    monkeypatch.setattr(tracing, "_is_small", lambda edge_index, *_: tracing._hint(edge_index.fake.shape[1]) <= 500)
+    layer, x = LAYERS[name]().to(device), torch.randn(30, F, device=device)
+    for sizes in ((200, 100, 5000, 6000), (5000, 6000, 200, 100)):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        call = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        for edges in sizes:
+            edge_index = torch.randint(0, 30, (2, edges), device=device)
+            gnnfast.clear_report()
+            found = call(x, edge_index)
+            served = {kernel for _, kernel, _ in gnnfast.report().kernels} - {"PyG's own"}
+            assert bool(served) == (sizes[0] > 500 or name not in LEFT) and not gnnfast.report().fallbacks
+            gnnfast.disable()
+            assert relative_error(found, layer(x, edge_index)) < 1e-5
+            gnnfast.enable()
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
 
 
 def test_small_on_a_gpu(device, small):
@@ -736,3 +740,26 @@ def test_small_on_a_gpu(device, small):
     assert relative_error(torch.compile(layer, backend="aot_eager")(x, edge_index), expected) < 1e-5
     kernels = {kernel for _, kernel, _ in gnnfast.report().kernels}
     assert (kernels == {"PyG's own"}) == (device.type == "cuda")
+
+
+def test_edge_features_say_why(device):
+    layer, x = nn.TransformerConv(F, 5, edge_dim=3).to(device), torch.randn(30, F, device=device)
+    edge_index, attr = torch.randint(0, 30, (2, 200), device=device), torch.randn(200, 3, device=device)
+    gnnfast.clear_report()
+    torch.compile(layer, backend="aot_eager")(x, edge_index, attr)
+    assert any("compiled: an argument is not served" in reason for _, reason in gnnfast.report().fallbacks)
+
+
+@pytest.mark.parametrize("width", [96, 160, 256])
+def test_autocast_of_wide_heads(width, device):
+    """Rows of half precision, for which wider heads have kernels, are widened."""
+    before, layer = torch.nn.Linear(F, F).to(device), nn.GATv2Conv(F, width).to(device)
+    x, edge_index, _ = graph_of("random", device, torch.float32)
+    results = []
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        call = torch.compile(layer, backend="aot_eager") if on else layer
+        with torch.autocast(device.type, torch.bfloat16):
+            results.append(call(before(x), edge_index))
+    gnnfast.enable()
+    assert results[0].dtype == results[1].dtype and relative_error(*results) < 2e-2
