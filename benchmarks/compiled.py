@@ -13,6 +13,7 @@ import copy
 import multiprocessing
 import sys
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 
 import torch
 from torch import Tensor, nn
@@ -116,7 +117,10 @@ def main(arguments: list[str] | None = None) -> int:
     for item in work:
         if not options.models or item[0] in options.models:
             with concurrent.futures.ProcessPoolExecutor(1, context) as pool:
-                rows.append(pool.submit(in_benchmark, "compiled", measure.__name__, *item).result())
+                try:
+                    rows.append(pool.submit(in_benchmark, "compiled", measure.__name__, *item).result())
+                except BrokenProcessPool as error:
+                    rows.append({"model": item[0], "mode": item[2], "graph": item[1], "note": str(error)})
     tables.write(options, f"Models under torch.compile, forward and backward, on {options.device}", rows, device, {})
     return 0
 

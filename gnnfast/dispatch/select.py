@@ -101,13 +101,15 @@ class Small(NamedTuple):
 
 
 # Of the messages of an aggregation on a GPU; of all that PyG's operations read and write for messages of any code; of the messages
-# of compiled models, whose kernels the compiler fuses and may replay as a CUDA graph; and of messages on a CPU. Measured beside an
-# H200 (benchmarks/NOTES.md, "What is left alone"): a GPU of less bandwidth takes as long for fewer bytes.
+# of compiled models, whose kernels the compiler fuses and may replay as a CUDA graph; and of the same on a CPU, where what compilers
+# make of scattering is slower than kernels at every size. Measured beside an H200 (benchmarks/NOTES.md, "What is left alone"): a GPU of
+# less bandwidth takes as long for fewer bytes.
 SMALL = {
     "cuda": Small(110 << 20, 45 << 20),
     "messages": Small(9 << 28, 13 << 27),
     "compiled": Small(320 << 20, 128 << 20),
     "cpu": Small(1 << 19, 1 << 19),
+    "compiled cpu": Small(-1, -1),
 }
 # Up to which, on a CPU, torch's own scatter is faster than a kernel over a graph that is already converted.
 TINY_ON_CPU = 1 << 16
@@ -131,7 +133,7 @@ def cannot_win(nbytes: int, training: bool, settings: Settings, where: str = "cu
     """Whether so many bytes are too few to gain from a kernel of gnnfast, and nothing asks for one; ``where`` is a key of
     :data:`SMALL`, which says of what they are."""
     most = SMALL[where].training if training else SMALL[where].inference
-    bandwidth = 1.0 if where == "cpu" else relative_bandwidth()
+    bandwidth = 1.0 if where.endswith("cpu") else relative_bandwidth()
     return nbytes <= most * bandwidth and settings.kernel == "auto" and settings.sample == "off" and not settings.autotune
 
 

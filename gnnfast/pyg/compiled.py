@@ -40,6 +40,7 @@ from gnnfast.unsupported import Unsupported
 _PLAIN = (Tensor, torch.nn.Parameter)
 # As many times as a sum's do what the compiler makes of an extremum and of attention move rows of edges.
 EXTREMUM_TIMES, ATTENTION_TIMES = 3, 2
+USUAL_WIDTH = 64  # of layers that do not say theirs
 TOO_SMALL = "PyG's own", "too small to gain in compiled code"
 
 
@@ -150,12 +151,12 @@ def _is_constant(weight: Any) -> bool:
     return weight is not None and weight.given and weight.kind is Tensor and not weight.fake.requires_grad
 
 
-def _is_small(edge_index: Traced, x: Traced, width: Any, times: int = 1) -> bool:
+def _is_small(edge_index: Traced, width: Any, dtype: torch.dtype, times: int = 1) -> bool:
     """Whether the compiler does as well with PyG's operations, which move rows of such a width so many ``times`` as often as those
     of a sum, over a graph of the size that is met now. It does not bind the compiled code: with a bound for each width a model of
     some layers would soon be traced more often than the compiler allows."""
-    nbytes = times * _hint(edge_index.fake.shape[1]) * _hint(width) * x.fake.element_size()
-    return x.fake.is_cuda and cannot_win(nbytes, torch.is_grad_enabled(), settings(), "compiled")
+    nbytes = times * _hint(edge_index.fake.shape[1]) * _hint(width) * dtype.itemsize
+    return cannot_win(nbytes, torch.is_grad_enabled(), settings(), "compiled" if edge_index.fake.is_cuda else "compiled cpu")
 
 
 def _hint(size: Any) -> int:
@@ -194,7 +195,7 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -
     if normed is None:
         plan = _ask(_plan, module, edge_index, x, x_dst, weight, weighs in kwargs, of_src, of_dst)
     else:
-        plan = _ask(_plan_normalised, module, edge_index, x, normed.dtype, normed.loops, x_dst, of_src, of_dst)
+        plan = _ask(_plan_normalised, module, edge_index, x, normed.dtype, x_dst, of_src, of_dst)
     if plan is None:
         if normed is None:
             return NotImplemented
@@ -273,7 +274,8 @@ def _plan(
     except Unsupported as error:
         _left(module, str(error))
         return None
-    if _is_small(edge_index, x, _width(x, dim), 1 if verdict.reduce in LINEAR else EXTREMUM_TIMES):
+    width = math.prod(n for at, n in enumerate(x.fake.shape) if at != dim)
+    if _is_small(edge_index, width, x.fake.dtype, 1 if verdict.reduce in LINEAR else EXTREMUM_TIMES):
         ran(verdict.place, *TOO_SMALL)
         return None
     # Weights that change their dtype or shape on the way are other tensors in each call.
@@ -282,7 +284,7 @@ def _plan(
 
 
 def _plan_normalised(
-    module: Any, edge_index: Any, x: Any, dtype: torch.dtype, loops: bool, x_dst: Any, of_src: Any, of_dst: Any
+    module: Any, edge_index: Any, x: Any, dtype: torch.dtype, x_dst: Any, of_src: Any, of_dst: Any
 ) -> tuple[Any, ...] | None:
     """The same where ``gcn_norm`` gives the weights."""
     try:
@@ -295,13 +297,7 @@ def _plan_normalised(
     except Unsupported as error:
         _left(module, str(error))
         return None
-    if not loops and _is_small(edge_index, x, _width(x, dim)):  # those that PyG adds are not as many in each call
-        return None  # propagate says so
     return verdict.reduce, False, False, verdict.place
-
-
-def _width(x: Traced, dim: int) -> Any:
-    return math.prod(n for at, n in enumerate(x.fake.shape) if at != dim)
 
 
 def _check_sizes(module: Any, edge_index: Any, x: Any, x_dst: Any, of_src: Any, of_dst: Any) -> int:
@@ -332,7 +328,7 @@ def make_gcn_norm(original: FunctionType) -> Callable[..., Any]:
     ) -> Any:
         if not torch.compiler.is_dynamo_compiling():
             return NotImplemented
-        constant = _ask(_only_propagates, edge_index, edge_weight, dtype)
+        constant = _ask(_only_propagates, edge_index, edge_weight, dtype, add_self_loops)
         if constant is None:
             return NotImplemented
         return edge_index, Normalised(edge_weight, constant, improved, add_self_loops, dtype, original)
@@ -340,8 +336,9 @@ def make_gcn_norm(original: FunctionType) -> Callable[..., Any]:
     return _norms.setdefault(original.__code__, gcn_norm)  # the same, so that nothing is traced again when gnnfast was off
 
 
-def _only_propagates(edge_index: Any, weight: Any, dtype: Any) -> bool | None:
-    """Whether the weights are constant, if it is a layer of PyG that asks, which lets nobody see what it gets; else ``None``."""
+def _only_propagates(edge_index: Any, weight: Any, dtype: Any, loops: bool) -> bool | None:
+    """Whether the weights are constant, if it is a layer of PyG that asks, which lets nobody see what it gets; else ``None``. Loops
+    that PyG adds are not as many in each call, for which it waits; without them the compiler does as well with small graphs."""
     caller = _caller(3)  # of PyG's function, which called the one that is traced in its place
     if caller is None:
         return None
@@ -357,6 +354,9 @@ def _only_propagates(edge_index: Any, weight: Any, dtype: Any) -> bool | None:
         constant = weight is None or _check_weight(weight, edge_index, dtype)
     except Unsupported:
         return None
+    width = max(getattr(module, name, 0) for name in ("in_channels", "out_channels")) or USUAL_WIDTH
+    if not loops and _is_small(edge_index, width, dtype):
+        return None  # propagate says so
     return constant if constant or reduce == "sum" else None
 
 
@@ -471,7 +471,7 @@ def _look(
         return None
     first = form.first
     looped = form.normalised and own.get("add_self_loops")
-    if not looped and _is_small(edge_index, x, of_lin.shape[0] if first else x.fake.shape[1]):
+    if not looped and _is_small(edge_index, of_lin.shape[0] if first else x.fake.shape[1], x.fake.dtype):
         return None
     if not first and x.fake.dtype in REORDERED and not autocast:
         grad, rows = torch.is_grad_enabled(), x_dst if isinstance(x_dst, Traced) else x
@@ -542,7 +542,7 @@ def _look_at_attention(
         _left(module, str(error))
         return None
     place, width = f"pyg {known.__name__}", module.heads * module.out_channels
-    if not getattr(module, "add_self_loops", False) and _is_small(edge_index, x, width, ATTENTION_TIMES):
+    if not getattr(module, "add_self_loops", False) and _is_small(edge_index, width, x.fake.dtype, ATTENTION_TIMES):
         ran(place, *TOO_SMALL)
         return None
     return place

@@ -93,7 +93,7 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
         in_order = make_normalising(original) if form.normalised and not form.first else lambda *_: NotImplemented
 
         def forward(module: Any, x: Any, edge_index: Any, *rest: Any) -> Any:
-            if (not form.normalised and _is_few(module, x, edge_index)) or guards.context():
+            if (_has_kept_few(module) if form.normalised else _is_few(module, x, edge_index)) or guards.context():
                 return NotImplemented
             weight, size = (None if at is None else rest[at] for at in (at_weight, at_size))
             parts = parts_of(form, known, module, at_weight is not None)
@@ -133,6 +133,19 @@ def _is_few(module: Any, x: Any, edge_index: Any) -> bool:
         return False
     few = (num_edges + x.shape[0]) * row_bytes <= FEW_BYTES * relative_bandwidth()
     return few or not (x.requires_grad or saved_tensors_are_watched() or _met.again(edge_index, id(module)))
+
+
+def _has_kept_few(module: Any) -> bool:
+    """Whether a layer that keeps its normalised edges itself, so that a product and a sum are all it does, has nothing to gain on a
+    GPU; ``propagate`` says so."""
+    kept = module.__dict__.get("_cached_edge_index")
+    edge_index = kept[0] if type(kept) is tuple else None
+    if type(edge_index) is not Tensor or not edge_index.is_cuda or edge_index.layout is not _STRIDED:
+        return False
+    training, nbytes = torch.is_grad_enabled(), edge_index.shape[-1] * module.out_channels * 4
+    if not cannot_win(nbytes, training, settings()) or guards.capturing(edge_index.device):
+        return False
+    return not (training and saved_tensors_are_watched())  # what is kept must not decide there
 
 
 def _is_watched(weight: Any) -> bool:

@@ -258,7 +258,11 @@ _OF_SHAPE = {
     for name in ("shape", "dtype", "device", "ndim", "is_cuda", "layout", "is_sparse", "itemsize", "is_sparse_csr", "is_nested")
 } | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.element_size, Tensor.__len__, Tensor.is_floating_point}
 _OF_SHAPE |= {torch.is_floating_point, torch.numel, torch.is_complex, Tensor.is_complex, Tensor.ndimension, Tensor.get_device}
-_VIEWS = {Tensor.view, Tensor.reshape, torch.reshape, Tensor.unsqueeze, torch.unsqueeze, Tensor.squeeze, torch.squeeze}
+_VIEWS = {getattr(Tensor, name) for name in ("view", "t", "__getitem__")} | {
+    getattr(owner, name)
+    for owner in (Tensor, torch)
+    for name in ("reshape", "flatten", "unsqueeze", "squeeze", "transpose", "permute", "unbind", "split", "chunk")
+}
 _WRITES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__set__", "backward", "register_hook"}
 
 

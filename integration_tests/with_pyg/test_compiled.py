@@ -10,6 +10,7 @@ from graphs import GRAPHS, relative_error
 
 import gnnfast
 from gnnfast import _native
+from gnnfast.dispatch import select
 
 pyg = pytest.importorskip("torch_geometric", reason="PyG is not installed")
 if not _native.cpu.loaded:
@@ -17,7 +18,6 @@ if not _native.cpu.loaded:
 from torch_geometric import nn  # noqa: E402
 from torch_geometric.nn import MessagePassing  # noqa: E402
 
-from gnnfast.pyg import compiled as tracing  # noqa: E402
 from gnnfast.pyg import compiled_ops as ops  # noqa: E402
 
 F = 8
@@ -713,9 +713,10 @@ LEFT += ("GATConv mean of heads", "SimpleConv")
 @pytest.mark.parametrize("name", [*LEFT, "GCNConv", "GATConv"])
 def test_what_is_small_is_the_compilers(name, device, monkeypatch):
     """As when it was traced: other sizes compile nothing again. Self loops, for which PyG's own waits, are always served."""
-    monkeypatch.setattr(tracing, "_is_small", lambda edge_index, *_: tracing._hint(edge_index.fake.shape[1]) <= 500)
+    bound = select.Small(2000 * F * 4, 2000 * F * 4)
+    monkeypatch.setattr(select, "SMALL", select.SMALL | {"compiled": bound, "compiled cpu": bound})
     layer, x = LAYERS[name]().to(device), torch.randn(30, F, device=device)
-    for sizes in ((200, 100, 5000, 6000), (5000, 6000, 200, 100)):
+    for sizes in ((200, 100, 20_000, 30_000), (20_000, 30_000, 200, 100)):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         call = torch.compile(layer, backend="aot_eager", fullgraph=True)
@@ -724,7 +725,7 @@ def test_what_is_small_is_the_compilers(name, device, monkeypatch):
             gnnfast.clear_report()
             found = call(x, edge_index)
             served = {kernel for _, kernel, _ in gnnfast.report().kernels} - {"PyG's own"}
-            assert bool(served) == (sizes[0] > 500 or name not in LEFT) and not gnnfast.report().fallbacks
+            assert bool(served) == (sizes[0] > 2000 or name not in LEFT) and not gnnfast.report().fallbacks
             gnnfast.disable()
             assert relative_error(found, layer(x, edge_index)) < 1e-5
             gnnfast.enable()
