@@ -101,8 +101,8 @@ class Small(NamedTuple):
 
 
 # Of the messages of an aggregation on a GPU; of all that PyG's operations read and write for messages of any code; of the messages
-# of compiled models, whose kernels the compiler fuses and may replay as a CUDA graph; and of the same on a CPU, where what compilers
-# make of scattering is slower than kernels at every size. Measured beside an H200 (benchmarks/NOTES.md, "What is left alone"): a GPU of
+# of compiled models, whose kernels the compiler fuses and may replay as a CUDA graph; and of the same on a CPU, where what it makes
+# of scattering is slower than kernels at every size. Measured beside an H200 (benchmarks/NOTES.md, "What is left alone"): a GPU of
 # less bandwidth takes as long for fewer bytes.
 SMALL = {
     "cuda": Small(110 << 20, 45 << 20),
