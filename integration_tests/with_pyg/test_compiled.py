@@ -749,18 +749,3 @@ def test_edge_features_say_why(device):
     gnnfast.clear_report()
     torch.compile(layer, backend="aot_eager")(x, edge_index, attr)
     assert any("compiled: an argument is not served" in reason for _, reason in gnnfast.report().fallbacks)
-
-
-@pytest.mark.parametrize("width", [96, 160, 256])
-def test_autocast_of_wide_heads(width, device):
-    """Rows of half precision, for which wider heads have kernels, are widened."""
-    before, layer = torch.nn.Linear(F, F).to(device), nn.GATv2Conv(F, width).to(device)
-    x, edge_index, _ = graph_of("random", device, torch.float32)
-    results = []
-    for on in (True, False):
-        (gnnfast.enable if on else gnnfast.disable)()
-        call = torch.compile(layer, backend="aot_eager") if on else layer
-        with torch.autocast(device.type, torch.bfloat16):
-            results.append(call(before(x), edge_index))
-    gnnfast.enable()
-    assert results[0].dtype == results[1].dtype and relative_error(*results) < 2e-2
