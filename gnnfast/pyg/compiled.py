@@ -354,8 +354,8 @@ def _only_propagates(edge_index: Any, weight: Any, dtype: Any, loops: bool) -> b
         constant = weight is None or _check_weight(weight, edge_index, dtype)
     except Unsupported:
         return None
-    width = max(getattr(module, name, 0) for name in ("in_channels", "out_channels")) or USUAL_WIDTH
-    if not loops and _is_small(edge_index, width, dtype):
+    widths = [own for name in ("in_channels", "out_channels") if type(own := getattr(module, name, None)) is int]
+    if not loops and _is_small(edge_index, max(widths, default=USUAL_WIDTH), dtype):
         return None  # propagate says so
     return constant if constant or reduce == "sum" else None
 
