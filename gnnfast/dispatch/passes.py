@@ -158,6 +158,7 @@ def pair_attention(
     key: Tensor,
     value: Tensor | None,
     att: Tensor | None,
+    edge: Tensor | None,
     heads: int,
     number: float,
     dropout: float,
@@ -166,10 +167,11 @@ def pair_attention(
     place: str,
 ) -> tuple[Tensor, Tensor]:
     """``value [num_src, F]`` weighted by the softmax of ``number`` times ``<query[dst], key[src]>`` per head, or, with ``att [F]``,
-    ``key`` by that of ``<att, leaky_relu(query[dst] + key[src])>`` of slope ``number``; otherwise as :func:`attention`."""
+    ``key`` by that of ``<att, leaky_relu(query[dst] + key[src] + edge)>`` of slope ``number``, with ``edge [E, F]`` if given;
+    otherwise as :func:`attention`."""
     args = _args(graph, key, train, place)
-    (query, key, value, att), narrowed = _held(key, heads, query, key, value, att)
-    out, stats = run(_ops.pair_attention.default, *args, query, key, value, att, None, heads, number, dropout, seed, train)
+    (query, key, value, att, edge), narrowed = _held(key, heads, query, key, value, att, edge)
+    out, stats = run(_ops.pair_attention.default, *args, query, key, value, att, edge, heads, number, dropout, seed, train)
     return narrowed(out), stats
 
 
@@ -179,6 +181,7 @@ def pair_attention_gradients(
     key: Tensor,
     value: Tensor | None,
     att: Tensor | None,
+    edge: Tensor | None,
     out: Tensor,
     stats: Tensor,
     grad: Tensor,
@@ -186,13 +189,39 @@ def pair_attention_gradients(
     number: float,
     dropout: float,
     seed: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of ``query``, ``key`` and ``value`` or ``att``."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The gradients of ``query``, ``key``, ``value`` or ``att``, and ``edge``."""
     args = _args(graph, key, True)
-    (query, key, value, att, out, grad), narrowed = _held(key, heads, query, key, value, att, out, grad)
-    given = query, key, value, att, None, out, stats, grad, heads, number, dropout, seed
-    to_query, to_key, third, _ = run(_ops.pair_attention_backward.default, *args, *given)
-    return narrowed(to_query), narrowed(to_key), narrowed(third if att is None else third.sum(0))
+    (query, key, value, att, edge, out, grad), narrowed = _held(key, heads, query, key, value, att, edge, out, grad)
+    given = query, key, value, att, edge, out, stats, grad, heads, number, dropout, seed
+    to_query, to_key, third, to_edge = run(_ops.pair_attention_backward.default, *args, *given)
+    third = third if att is None else third.sum(0)
+    return narrowed(to_query), narrowed(to_key), narrowed(third), None if edge is None else narrowed(to_edge)
+
+
+def softmax_gradients(
+    graph: Graph, share: Tensor, grad: Tensor, score: Tensor | None, dst: Tensor | None, src: Tensor | None, slope: float
+) -> tuple[Tensor | None, ...]:
+    """The gradients of what :func:`gnnfast.dispatch.execute.softmax` made ``share`` of, as far as it was given."""
+    scores = [None if t is None else t.contiguous() for t in (score, dst, src)]
+    kept, needs = (None, None, None) if slope == 1 else scores, tuple(t is not None for t in scores)
+    args = graph.args(csc=src is not None)
+    return EDGE_SOFTMAX.backward(SimpleNamespace(slope=slope), args, (share, *kept), needs, grad)[:3]
+
+
+def edge_relu(graph: Graph, x: Tensor, of_edges: Tensor, train: bool, place: str) -> tuple[Tensor, Tensor]:
+    """The sums of ``relu(x[src] + of_edges)``, ``[num_dst, F]``, and what the backward pass wants if ``train``."""
+    if graph.is_cuda:
+        ids.check()
+    count(graph, place, "sum of relu(x_j + edge)", "over CSR, no message is kept", x.nbytes)
+    args = graph.args(train, x.shape[1] * x.element_size())
+    return run(_ops.edge_relu.default, *args, x.contiguous(), of_edges.contiguous(), train)  # type: ignore[no-any-return]
+
+
+def edge_relu_gradients(graph: Graph, kept: Tensor, grad: Tensor, of_edges: bool) -> tuple[Tensor, Tensor]:
+    """The gradients of ``x`` and, if they are asked for, ``of_edges``."""
+    args = graph.args(True, grad.shape[1] * grad.element_size()).transposed
+    return run(_ops.edge_relu_backward.default, *args, kept, grad.contiguous(), of_edges)  # type: ignore[no-any-return]
 
 
 def serves_attention(like: Tensor, heads: int, features: int, dropout: float) -> bool:

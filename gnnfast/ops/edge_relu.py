@@ -18,7 +18,7 @@ from gnnfast.types import split
 _ops = torch.ops.gnnfast
 
 
-def _unit(x: Tensor) -> int:
+def kept_unit(x: Tensor) -> int:
     """Features whose bits are in one byte (kept_unit in plugin_src/edge_relu/edge_relu.h)."""
     vector = 16 // x.element_size()
     return vector if x.is_cuda and x.shape[1] % vector == 0 else 1
@@ -27,7 +27,7 @@ def _unit(x: Tensor) -> int:
 @torch.library.register_fake("gnnfast::edge_relu")
 def _(*args: Any) -> tuple[Tensor, Tensor]:
     graph, (x, w, train) = split(args)
-    kept = x.new_empty(w.shape[0] if train else 0, x.shape[1] // _unit(x), dtype=torch.uint8)
+    kept = x.new_empty(w.shape[0] if train else 0, x.shape[1] // kept_unit(x), dtype=torch.uint8)
     return x.new_empty(graph.num_rows, x.shape[1]), kept
 
 
@@ -53,7 +53,7 @@ EDGE_RELU = register(Formula(_ops.edge_relu.default, _keep, _backward, hides=Tru
 
 
 def _backward_keep(ctx: Any, needs: Any, _: Any, kept: Tensor, grad: Tensor, need_w: bool) -> tuple[Tensor]:
-    ctx.need_w, ctx.rows, ctx.unit = need_w, grad.shape[0], _unit(grad)
+    ctx.need_w, ctx.rows, ctx.unit = need_w, grad.shape[0], kept_unit(grad)
     return (kept,)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from gnnfast.cache import Sightings, cache, keep_if_captured
 from gnnfast.config import settings
 from gnnfast.dispatch import edges, execute
-from gnnfast.dispatch.execute import softmax
+from gnnfast.dispatch.execute import Narrow, softmax
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.dispatch.several import degrees
 from gnnfast.graph import Graph
@@ -357,25 +357,30 @@ def _edge_scores(module: Any, given: OfEdges, graph: Any, looped: Tensor) -> Ten
     layer."""
     weight = (module.lin_edge.weight.view(module.heads, module.out_channels, -1) * module.att_edge.view(module.heads, -1, 1)).sum(1)
     if module.add_self_loops and module.fill_value == "mean":  # the scores of means are means of scores
-        return _with_loops(module, torch.nn.functional.linear(given.columns, weight), given.found, graph, looped)
-    return torch.nn.functional.linear(_with_loops(module, given.columns, given.found, graph, looped), weight)
+        return with_loops(torch.nn.functional.linear(given.columns, weight), given.found, graph, looped, "mean")
+    return torch.nn.functional.linear(with_loops(given.columns, given.found, graph, looped, module.fill_value), weight)
 
 
-def _with_loops(module: Any, rows: Tensor, kept: Tensor | None, graph: Any, looped: Tensor) -> Tensor:
-    """``rows`` of a user's edges ``[E, D]`` as PyG lists edges: those ``kept``, and then those of the self loops that a layer
-    adds."""
+def with_loops(rows: Tensor, kept: Tensor | None, graph: Graph, looped: Tensor, fill: Any) -> Tensor:
+    """``rows`` of a user's edges ``[E, D]`` as PyG lists edges: those ``kept``, and then those of the self loops that a layer adds
+    with its ``fill_value``."""
     if kept is None:
         return rows
     rows = rows if kept.numel() == rows.shape[0] else rows.index_select(0, kept)
     nodes = min(graph.num_src, graph.num_dst)
-    if module.fill_value != "mean":
+    if not isinstance(fill, str) or fill != "mean":
         from torch_geometric.utils.loop import compute_loop_attr
 
-        return torch.cat([rows, compute_loop_attr(looped[:, : kept.numel()], rows, nodes, False, module.fill_value)])
+        return torch.cat([rows, compute_loop_attr(looped[:, : kept.numel()], rows, nodes, False, fill)])
     # Sums over all edges, of which loops have none yet, by how many the others are.
     ends = edges.Ends(looped[1], looped[0], lambda: graph)
     sums = edges.reduce(torch.cat([rows, rows.new_zeros(nodes, rows.shape[1])]), ends, "sum")[:nodes]
-    return torch.cat([rows, sums / (degrees(graph, rows.dtype)[:nodes] - 1).clamp(min=1)])
+    return torch.cat([rows, sums / others(graph, rows.dtype)])
+
+
+def others(graph: Graph, dtype: torch.dtype) -> Tensor:
+    """By how many edges other than its loop a node's mean is divided, ``[N, 1]``."""
+    return (degrees(graph, dtype)[: min(graph.num_src, graph.num_dst)] - 1).clamp(min=1)
 
 
 def gatv2_operands(module: Any, x: Any, pair: Any) -> tuple[Tensor | None, Tensor, Tensor]:
@@ -400,7 +405,7 @@ def _gatv2(
     out: Tensor | None = None
     how: Any = dict(dropout=_dropout(module), place=place)
     if fits and att.shape == (1, heads, width):
-        edge = None if given is None else module.lin_edge(_with_loops(module, given.columns, given.found, graph, looped))
+        edge = None if given is None else module.lin_edge(with_loops(given.columns, given.found, graph, looped, module.fill_value))
         out = execute.gatv2_attention(graph, right, left, att.view(-1), heads, module.negative_slope, edge=edge, **how)
     fused, alpha = out is not None, None
     if out is None or weights:
@@ -446,20 +451,28 @@ def _of_edges_too(
 ) -> tuple[Tensor, Tensor]:
     """Attention whose edges have features that are added to keys and values: scores and sums of edges' own, beside those of nodes.
     Narrow features are not multiplied: queries are, and their sums. And the coefficients before dropout."""
-    heads, width, lin = module.heads, module.out_channels, module.lin_edge
-    of_edges: Graph = given.found
-    narrow = given.attr.shape[1] <= width
-    weight = lin.weight.view(heads, width, -1)  # [H, C, D]
-    rows = given.attr.repeat(1, heads) if narrow else lin(given.attr)
-    asked = _by_heads(query, weight) if narrow else query
-    score = execute.dot(graph, query, key, heads, place) + execute.dot(of_edges, asked.contiguous(), rows, heads, place)
-    alpha = softmax(graph, score / math.sqrt(width), place=place)
+    heads, of_edges = module.heads, given.found
+    ask, rows, restore = products_of_edges(module, given.attr)
+    score = execute.dot(graph, query, key, heads, place) + execute.dot(of_edges, ask(query), rows, heads, place)
+    alpha = softmax(graph, score / math.sqrt(module.out_channels), place=place)
     dropped = _dropped(module, alpha)
     how: Any = dict(place=place, training=module.training)
-    of_rows = execute.aggregate(of_edges, rows, dropped, "sum", **how)
-    if narrow:
-        of_rows = _by_heads(of_rows, weight.transpose(1, 2))
+    of_rows = restore(execute.aggregate(of_edges, rows, dropped, "sum", **how))
     return execute.aggregate(graph, value, dropped, "sum", **how) + of_rows, alpha
+
+
+def products_of_edges(module: Any, attr: Tensor) -> tuple[Narrow, Tensor, Narrow]:
+    """Features of edges ``[E, D]`` as rows for each head, with what makes of queries those that ask for such rows, and of sums of
+    such rows those of what the linear layer would make of them."""
+    heads, width, lin = module.heads, module.out_channels, module.lin_edge
+    if attr.shape[1] > width:
+        return lambda query: query, lin(attr), lambda out: out
+    weight = lin.weight.view(heads, width, -1)  # [H, C, D]
+    return (
+        lambda query: _by_heads(query, weight).contiguous(),
+        attr.repeat(1, heads),
+        lambda out: _by_heads(out, weight.transpose(1, 2)),
+    )
 
 
 def _by_heads(x: Tensor, weight: Tensor) -> Tensor:

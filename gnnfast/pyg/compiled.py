@@ -28,8 +28,8 @@ from gnnfast.dispatch.select import Layer, cannot_win, linear_first
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import attention as eager
 from gnnfast.pyg import compiled_ops as ops
-from gnnfast.pyg.layers import GCN, GRAPH, REORDERED, SAGE, SG, Form, parts_of
-from gnnfast.pyg.messages import DOT_ATTENTION, RELU_FORMS
+from gnnfast.pyg.layers import GCN, GRAPH, REORDERED, SAGE, SG, Form, is_product, parts_of
+from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, means_relu
 from gnnfast.pyg.norm import keeps_to_itself
 from gnnfast.pyg.propagate import weight_of
 from gnnfast.pyg.verdict import check_module
@@ -183,7 +183,7 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -
     message = _ask(_message, module, *_parts(module))
     if message is None:
         return NotImplemented
-    feature, weighs, update = message
+    feature, weighs, update, adds = message
     given: Any = kwargs.get(feature)
     x, x_dst, weight, to_target = given, None, kwargs.get(weighs), module.flow == "source_to_target"
     normed = weight if isinstance(weight, Normalised) else None
@@ -208,6 +208,8 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -
     num_dst = of_dst if of_dst is not None else num_src if x_dst is None else x_dst.shape[dim]
     if normed is not None:
         x = x.to(normed.dtype)
+    elif adds is not None:
+        weight = getattr(module, adds)(weight) if adds else weight
     elif weight is not None:
         weight = weight.reshape(-1, x.shape[1]) if per_head else weight if weight.dim() == 1 else weight.reshape(-1)
         if weight.dtype != x.dtype:
@@ -216,9 +218,11 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -
     moved = x if dim == 0 else x.movedim(dim, 0)
     shape = moved.shape[1:]
     flat = moved.reshape(num_src, math.prod(shape))
-    edges = edge_index, num_src, num_dst, to_target, False, place
+    edges = edge_index, num_src, num_dst, to_target, "given", place
     if normed is not None:
         out = _times(normed, flat, edge_index, to_target, reduce == "mean", place)
+    elif adds is not None:
+        out = ops.RELU(flat, weight, _needs_grad(flat, weight), *edges)[0]
     elif reduce == "sum" or reduce == "mean":
         out = ops.SPMM(flat, weight, reduce == "mean", constant, _needs_grad(flat, weight), False, *edges)
     else:
@@ -239,7 +243,8 @@ def _left(module: Any, reason: str) -> None:
 
 
 def _message(module: Any, *_: Any) -> Any:
-    """The names of features and weights, and what update() asks for; ``None`` if PyG's own must run."""
+    """The names of features and weights, what update() asks for, and where the ReLU of a sum is aggregated the linear layer of what
+    is added (empty: there is none); ``None`` if PyG's own must run."""
     try:
         reason = _context()
         if reason:
@@ -249,12 +254,13 @@ def _message(module: Any, *_: Any) -> Any:
             return None  # which has said why
         if verdict.message is DOT_ATTENTION:
             raise Unsupported("attention of another forward than the layer's")
-        if verdict.message.form in RELU_FORMS:
-            raise Unsupported("edge features are added to those of nodes")
     except Unsupported as error:
         _left(module, str(error))
         return None
-    return verdict.message.feature, verdict.message.weight or "", verdict.update
+    message, adds = verdict.message, None
+    if message.form in RELU_FORMS:
+        adds = "lin" if message is GINE and module.lin is not None else ""
+    return message.feature, message.weight or "", verdict.update, adds
 
 
 def _plan(
@@ -268,7 +274,9 @@ def _plan(
         per_head = False
         if message.weight is not None and weight is None and not (message.optional and passed):
             raise Unsupported(f"message() uses {message.weight}, which was not passed to propagate()")
-        if weight is not None:
+        if message.form in RELU_FORMS:
+            _check_added(module, message, edge_index, x, weight, dim)
+        elif weight is not None:
             _check_operand(message.weight or "", weight, edge_index)
             per_head = weight_of(message, edge_index.fake.shape[1], x.fake, weight.fake, dim).dim() == 2
     except Unsupported as error:
@@ -281,6 +289,25 @@ def _plan(
     # Weights that change their dtype or shape on the way are other tensors in each call.
     constant = _is_constant(weight) and weight.fake.dim() == 1 and weight.fake.dtype == x.fake.dtype
     return verdict.reduce, per_head, constant, verdict.place
+
+
+def _check_added(module: Any, message: Any, edge_index: Any, x: Any, added: Any, dim: int) -> None:
+    """Raises Unsupported if the ReLU of ``x_j`` and what is ``added`` is not what kernels sum."""
+    _check_operand(message.weight, added, edge_index)
+    if not means_relu(message.form, type(module).message):
+        raise Unsupported("what message() calls is not torch's ReLU")
+    rows, like, lin = added.fake, x.fake, module.lin if message is GINE else None
+    if like.dim() != 2 or dim != 0 or rows.dim() != 2 or rows.shape[0] != edge_index.fake.shape[1]:
+        raise Unsupported("sizes do not fit together")
+    width = rows.shape[1]
+    if lin is not None:
+        if not is_product(lin) or type(lin.weight) not in _PLAIN or torch.is_autocast_enabled(like.device.type):
+            raise Unsupported("what is added is made by more than a linear layer")
+        if lin.weight.dtype != rows.dtype or lin.weight.shape[1] != width:
+            raise Unsupported("edge features do not fit their linear layer")
+        width = lin.weight.shape[0]
+    if width != like.shape[1] or rows.dtype != like.dtype:
+        raise Unsupported(f"edge features are {rows.dtype}, or not as wide as those of nodes")
 
 
 def _plan_normalised(
@@ -372,7 +399,7 @@ def _times(normed: Normalised, x: Tensor, edge_index: Tensor, to_target: bool, m
     """One aggregation over the edges as ``gcn_norm`` makes them."""
     nodes, weight = x.shape[0], normed.weight
     if weight is None or normed.constant:
-        edges = edge_index, nodes, nodes, to_target, normed.loops, place
+        edges = edge_index, nodes, nodes, to_target, "looped" if normed.loops else "given", place
         return ops.GCN(x, weight, normed.improved, mean, _needs_grad(x), False, *edges)  # type: ignore[no-any-return]
     # D^-1/2 (A + L) D^-1/2 x, with L the loops, which has one row a node whatever the edges are.
     row, col = edge_index[0].long(), edge_index[1].long()
@@ -386,7 +413,7 @@ def _times(normed: Normalised, x: Tensor, edge_index: Tensor, to_target: bool, m
     degree = degree if of_loops is None else degree + of_loops
     root = degree.pow(-0.5)
     root = root.masked_fill(root == math.inf, 0.0).unsqueeze(1)
-    edges = edge_index, nodes, nodes, to_target, False, place
+    edges = edge_index, nodes, nodes, to_target, "given", place
     out = ops.SPMM(root * x, among, False, False, _needs_grad(x, among), False, *edges)
     out = out if of_loops is None else out + of_loops.unsqueeze(1) * (root * x)
     return root * out  # type: ignore[no-any-return]
@@ -498,17 +525,17 @@ def _make_attention(parts: Any, run: Callable[..., Tensor]) -> Callable[[Functio
             pair = x if isinstance(x, tuple) else (x, x)
             if len(pair) != 2:
                 return NotImplemented
-            given = all(argument is None for argument in (edge_attr, *rest))
-            options = module.dropout, module.training, module.heads, *_parts(module)
-            place = _ask(question, module, *pair, edge_index, given, *options)
+            given = all(argument is None for argument in rest)
+            options = module.dropout, module.training, module.heads, getattr(module, "fill_value", None), *_parts(module)
+            place = _ask(question, module, *pair, edge_index, edge_attr, given, *options)
             if place is None:
                 return NotImplemented
-            dropout, seed = module.dropout if module.training else 0.0, None
-            if dropout:
-                seed = torch.randint(0, 2**62, (1,), dtype=torch.int64, device=edge_index.device)
             loops = getattr(module, "add_self_loops", False)
-            edges = edge_index, pair[0].shape[0], pair[1].shape[0], True, loops, place
-            return run(module, x, pair, float(dropout), seed, edges)
+            form = "given" if not loops else "looped" if edge_attr is None else "listed"
+            edges = edge_index, pair[0].shape[0], pair[1].shape[0], True, form, place
+            if edge_attr is not None and edge_attr.dim() == 1:
+                edge_attr = edge_attr.unsqueeze(1)
+            return run(module, x, pair, edge_attr, float(module.dropout if module.training else 0), edges)
 
         return forward
 
@@ -516,7 +543,7 @@ def _make_attention(parts: Any, run: Callable[..., Tensor]) -> Callable[[Functio
 
 
 def _look_at_attention(
-    known: Any, parts: Any, module: Any, x: Any, x_dst: Any, edge_index: Any, given: bool, *_: Any
+    known: Any, parts: Any, module: Any, x: Any, x_dst: Any, edge_index: Any, edge_attr: Any, given: bool, *_: Any
 ) -> str | None:
     """The place of the report; ``None`` if PyG's own must run."""
     try:
@@ -531,9 +558,9 @@ def _look_at_attention(
             if t.fake.dim() != 2 or eager.summed_dtype(t.fake) != eager.summed_dtype(x.fake if like is None else like):
                 raise Unsupported("features and parameters do not agree")
         if torch.is_autocast_enabled(edge_index.fake.device.type):
-            eager.check_autocast(parts, x.fake if like is None else like, None)
-        if module._modules.get("lin_edge") is not None and parts.message is DOT_ATTENTION:
-            raise Unsupported("edge features are added to rows of features")
+            eager.check_autocast(parts, x.fake if like is None else like, edge_attr)
+        if edge_attr is not None or (module._modules.get("lin_edge") is not None and parts.message is DOT_ATTENTION):
+            _check_features(module, edge_index, edge_attr, x)
         dropout = module.dropout if module.training else 0.0
         rows = x.fake.new_empty(0, dtype=eager.summed_dtype(x.fake))
         if not serves_attention(rows, module.heads, module.out_channels, dropout):
@@ -548,29 +575,84 @@ def _look_at_attention(
     return place
 
 
+def _check_features(module: Any, edge_index: Any, edge_attr: Any, x: Any) -> None:
+    """Raises Unsupported if the features of edges are not multiplied by a matrix, or loops have features of another kind."""
+    lin, width = module._modules.get("lin_edge"), module.heads * module.out_channels
+    if lin is None:
+        raise Unsupported("edge features of a layer that takes none")
+    _check_operand("edge_attr", edge_attr, edge_index)
+    rows = edge_attr.fake
+    if not is_product(lin) or lin.bias is not None or type(lin.weight) not in _PLAIN or rows.dtype not in REORDERED:
+        raise Unsupported("edge features are no products of float32 or float64")
+    if not rows.dtype == lin.weight.dtype == x.fake.dtype or lin.weight.shape != (width, rows.shape[1] if rows.dim() == 2 else 1):
+        raise Unsupported("edge features do not fit their linear layer")
+    if rows.dim() not in (1, 2) or rows.shape[0] != edge_index.fake.shape[1]:
+        raise Unsupported("edge_attr does not fit")
+    att = getattr(module, "att_edge", None)
+    if att is not None and (type(att) not in _PLAIN or att.shape != (1, module.heads, module.out_channels)):
+        raise Unsupported("edge features do not fit their linear layer")
+    if getattr(module, "add_self_loops", False) and type(module.fill_value) not in (int, float) and module.fill_value != "mean":
+        raise Unsupported("features of self loops that are neither a number nor a mean")
+
+
 def _needs_grad(*operands: Any) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
 
 
-def _gat(module: Any, x: Any, pair: Any, dropout: float, seed: Any, edges: Any) -> Tensor:
+def _seed(dropout: float, edges: Any) -> Any:
+    return torch.randint(0, 2**62, (1,), dtype=torch.int64, device=edges[0].device) if dropout else None
+
+
+def _with_loops(module: Any, rows: Tensor, edges: Any) -> Tensor:
+    """``rows`` of edges as :class:`gnnfast.pyg.compiled_ops.Edges` lists them."""
+    if edges[4] != "listed":
+        return rows
+    return ops.WITH_LOOPS(rows, None if module.fill_value == "mean" else float(module.fill_value), *edges)  # type: ignore[no-any-return]
+
+
+def _shares(dropout: float, score: Any, dst: Any, src: Any, slope: float, edges: Any) -> Tensor:
+    """The coefficients of edges after dropout, drawn as PyG draws it."""
+    share = ops.SOFTMAX(score, dst, src, slope, *edges)
+    return torch.nn.functional.dropout(share, dropout) if dropout else share
+
+
+def _gat(module: Any, x: Any, pair: Any, edge_attr: Any, dropout: float, edges: Any) -> Tensor:
     res, h_src, _, a_src, a_dst = eager.gat_operands(module, x, pair)
-    train = _needs_grad(h_src, a_src, a_dst)
-    out = ops.ATTENTION(h_src, a_dst, a_src, float(module.negative_slope), dropout, seed, train, *edges)[0]
-    return eager.finish(module, out, res, True)
+    slope = float(module.negative_slope)
+    if edge_attr is None:
+        train = _needs_grad(h_src, a_src, a_dst)
+        out = ops.ATTENTION(h_src, a_dst, a_src, slope, dropout, _seed(dropout, edges), train, *edges)[0]
+        return eager.finish(module, out, res, True)
+    weight = (module.lin_edge.weight.view(module.heads, module.out_channels, -1) * module.att_edge.view(module.heads, -1, 1)).sum(1)
+    score = torch.nn.functional.linear(_with_loops(module, edge_attr, edges), weight)
+    share = _shares(dropout, score, a_dst, a_src, slope, edges)
+    out = ops.SPMM(h_src, share, False, False, _needs_grad(h_src, share), False, *edges)
+    return eager.finish(module, out, res, False)
 
 
-def _gatv2(module: Any, x: Any, pair: Any, dropout: float, seed: Any, edges: Any) -> Tensor:
+def _gatv2(module: Any, x: Any, pair: Any, edge_attr: Any, dropout: float, edges: Any) -> Tensor:
     res, left, right = eager.gatv2_operands(module, x, pair)
-    att = module.att.view(-1)
-    numbers = module.heads, float(module.negative_slope), dropout, seed, _needs_grad(left, right, att)
-    return eager.finish(module, ops.PAIR_ATTENTION(right, left, None, att, *numbers, *edges)[0], res, True)
+    att, edge = module.att.view(-1), None if edge_attr is None else module.lin_edge(_with_loops(module, edge_attr, edges))
+    train = _needs_grad(left, right, att, edge)
+    numbers = module.heads, float(module.negative_slope), dropout, _seed(dropout, edges), train
+    return eager.finish(module, ops.PAIR_ATTENTION(right, left, None, att, edge, *numbers, *edges)[0], res, True)
 
 
-def _transformer(module: Any, x: Any, pair: Any, dropout: float, seed: Any, edges: Any) -> Tensor:
+def _transformer(module: Any, x: Any, pair: Any, edge_attr: Any, dropout: float, edges: Any) -> Tensor:
     query, key, value = eager.transformer_operands(module, pair)
-    numbers = module.heads, 1 / math.sqrt(module.out_channels), dropout, seed, _needs_grad(query, key, value)
-    out = ops.PAIR_ATTENTION(query, key, value, None, *numbers, *edges)[0]
-    return eager.finish_transformer(module, out, pair[1], True)
+    heads, scale = module.heads, 1 / math.sqrt(module.out_channels)
+    if edge_attr is None:
+        numbers = heads, scale, dropout, _seed(dropout, edges), _needs_grad(query, key, value)
+        out = ops.PAIR_ATTENTION(query, key, value, None, None, *numbers, *edges)[0]
+        return eager.finish_transformer(module, out, pair[1], True)
+    incidence = *edges[:4], "incidence", edges[5]
+    of_keys = ops.SDDMM(query, key, heads, False, *edges)
+    ask, rows, restore = eager.products_of_edges(module, edge_attr)
+    score = (of_keys + ops.SDDMM(ask(query), rows, heads, False, *incidence)) * scale
+    share = _shares(dropout, score, None, None, 1.0, edges)
+    out = ops.SPMM(value, share, False, False, _needs_grad(value, share), False, *edges)
+    out = out + restore(ops.SPMM(rows, share, False, False, _needs_grad(rows, share), False, *incidence))
+    return eager.finish_transformer(module, out, pair[1], False)
 
 
 TRACED: dict[str, Callable[[FunctionType], Callable[..., Any]]] = {

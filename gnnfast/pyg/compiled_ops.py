@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from gnnfast.cache import note_variable
-from gnnfast.dispatch import passes
+from gnnfast.dispatch import execute, passes
 from gnnfast.graph import Graph
-from gnnfast.pyg.adjacency import graph_of
-from gnnfast.pyg.attention import looped_graph
+from gnnfast.ops.edge_relu import kept_unit
+from gnnfast.pyg.adjacency import graph_of, incidence_of
+from gnnfast.pyg.attention import looped_graph, others, with_loops
+from gnnfast.pyg.loops import kept_edges
 from gnnfast.pyg.norm import normalised, sharing
 
 _library = torch.library.Library("gnnfast", "FRAGMENT")
@@ -29,24 +31,55 @@ _TAGS = tuple(getattr(torch.Tag, name) for name in ("pt2_compliant_tag", "cudagr
 
 
 class Edges(NamedTuple):
-    """The last arguments of all: an ``edge_index [2, E]`` and the sizes of its graph, whether it is given self loops (as
-    :func:`gnnfast.pyg.attention.looped_graph`, or as ``gcn_norm`` does), and the place of the report."""
+    """The last arguments of all: an ``edge_index [2, E]`` and the sizes of its graph, what the graph is made of, and the place of
+    the report. ``form`` is one of
+
+    - ``given``: the edges as they are;
+    - ``looped``: with self loops, as :func:`gnnfast.pyg.attention.looped_graph`, or as ``gcn_norm`` adds them;
+    - ``listed``: the former, in PyG's order where there are values for each edge;
+    - ``incidence``: from the edges, which have features of their own, to where they end.
+    """
 
     edge_index: Tensor
     num_src: int
     num_dst: int
     to_target: bool
-    loops: bool
+    form: str
     place: str
 
     @property
+    def looped(self) -> tuple[Graph, Tensor]:
+        """The graph with self loops, and its edges if they are listed."""
+        listed = self.form == "listed" or not self.edge_index.is_cuda
+        return looped_graph(self.edge_index, self.num_src, self.num_dst, listed)
+
+    @property
     def graph(self) -> Graph:
-        if self.loops:
-            return looped_graph(self.edge_index, self.num_src, self.num_dst, not self.edge_index.is_cuda)[0]
-        return graph_of(self.edge_index, self.num_src, self.num_dst, self.to_target)
+        if self.form in ("looped", "listed"):
+            return self.looped[0]
+        graph = graph_of(self.edge_index, self.num_src, self.num_dst, self.to_target)
+        return incidence_of(self.edge_index, graph) if self.form == "incidence" else graph
+
+    @property
+    def sources(self) -> int:
+        return self.edge_index.shape[1] if self.form == "incidence" else self.num_src
+
+    @property
+    def rows(self) -> int:
+        """Of values for each edge: as many as there can be, as only values tell how many loops are added. The last ones are 0."""
+        return self.edge_index.shape[1] + (min(self.num_src, self.num_dst) if self.form in ("looped", "listed") else 0)
+
+    def padded(self, t: Tensor) -> Tensor:
+        missing = self.rows - t.shape[0]
+        return torch.nn.functional.pad(t, (0, 0) * (t.dim() - 1) + (0, missing)) if missing else t
 
 
-_EDGES = "Tensor edge_index, SymInt num_src, SymInt num_dst, bool to_target, bool loops, str place"
+def _of_edges(graph: Graph, t: Tensor) -> Tensor:
+    """Of values for each edge those that there are."""
+    return t.contiguous()[: graph.num_edges]
+
+
+_EDGES = "Tensor edge_index, SymInt num_src, SymInt num_dst, bool to_target, str form, str place"
 
 
 def _op(name: str, arguments: str, results: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
@@ -101,19 +134,20 @@ def _empty(like: Tensor, *shape: int, dtype: Any = None) -> Tensor:
 
 def _spmm(x: Tensor, weight: Any, mean: bool, constant: bool, train: bool, turned: bool, *rest: Any) -> Tensor:
     edges = Edges(*rest)
+    graph = edges.graph
     if weight is not None:
-        weight = weight.contiguous()
+        weight = _of_edges(graph, weight)
         if not constant:
             note_variable(weight)
     reduce = "mean" if mean else "sum"
     if turned:
-        return passes.transposed(edges.graph, x, weight, reduce)
-    return passes.aggregate(edges.graph, x, weight, reduce, train, edges.place)
+        return passes.transposed(graph, x, weight, reduce)
+    return passes.aggregate(graph, x, weight, reduce, train, edges.place)
 
 
 def _spmm_fake(x: Tensor, weight: Any, mean: bool, constant: bool, train: bool, turned: bool, *rest: Any) -> Tensor:
     edges = Edges(*rest)
-    return _empty(x, edges.num_src if turned else edges.num_dst, x.shape[1])
+    return _empty(x, edges.sources if turned else edges.num_dst, x.shape[1])
 
 
 SPMM = _op(
@@ -123,11 +157,11 @@ SPMM = _op(
 
 def _sddmm(a: Tensor, b: Tensor, heads: int, mean: bool, *rest: Any) -> Tensor:
     edges = Edges(*rest)
-    return passes.dot(edges.graph, a, b, heads, "mean" if mean else "sum", edges.place)
+    return edges.padded(passes.dot(edges.graph, a, b, heads, "mean" if mean else "sum", edges.place))
 
 
-def _sddmm_fake(a: Tensor, b: Tensor, heads: int, mean: bool, edge_index: Tensor, *rest: Any) -> Tensor:
-    return _empty(a, edge_index.shape[1], heads)
+def _sddmm_fake(a: Tensor, b: Tensor, heads: int, mean: bool, *rest: Any) -> Tensor:
+    return _empty(a, Edges(*rest).rows, heads)
 
 
 SDDMM = _op("edge_index_sddmm", "Tensor a, Tensor b, SymInt heads, bool mean", "Tensor", _sddmm, _sddmm_fake)
@@ -135,7 +169,9 @@ SDDMM = _op("edge_index_sddmm", "Tensor a, Tensor b, SymInt heads, bool mean", "
 
 def _spmm_backward(grad: Tensor, x: Tensor, weight: Tensor, mean: bool, *rest: Any) -> tuple[Tensor, Tensor]:
     edges = Edges(*rest)
-    return passes.both_gradients(edges.graph, x, weight.contiguous(), grad, "mean" if mean else "sum")
+    graph = edges.graph
+    to_x, to_weight = passes.both_gradients(graph, x, _of_edges(graph, weight), grad, "mean" if mean else "sum")
+    return to_x, edges.padded(to_weight)
 
 
 def _spmm_backward_fake(grad: Tensor, x: Tensor, weight: Tensor, mean: bool, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -214,7 +250,7 @@ _differentiate(SPMM_BACKWARD, _spmm_backward_keep, _spmm_backward_gradient)
 def _gcn(x: Tensor, weight: Any, improved: bool, mean: bool, train: bool, turned: bool, *rest: Any) -> Tensor:
     edges = Edges(*rest)
     flow = "source_to_target" if edges.to_target else "target_to_source"
-    arguments = edges.edge_index, weight, edges.num_src, improved, edges.loops, flow, x.dtype
+    arguments = edges.edge_index, weight, edges.num_src, improved, edges.form == "looped", flow, x.dtype
     made = None if mean else normalised(*arguments)
     if made is None:
         gcn_norm = sys.modules["torch_geometric.nn.conv.gcn_conv"].gcn_norm
@@ -329,20 +365,13 @@ def _wide(t: Tensor) -> torch.dtype:
     return torch.float64 if t.dtype is torch.float64 else torch.float32
 
 
-# On a CPU stats are the coefficients, in as many rows as there can be edges: how many loops are added only these tell.
-def _most_edges(edges: Edges) -> int:
-    return edges.edge_index.shape[1] + (min(edges.num_src, edges.num_dst) if edges.loops else 0)
-
-
 def _attention(
     x: Tensor, dst: Tensor, src: Tensor, slope: float, dropout: float, seed: Any, train: bool, *rest: Any
 ) -> tuple[Tensor, Tensor]:
     edges = Edges(*rest)
     out, stats = passes.attention(edges.graph, x, dst, src, slope, dropout, seed, train, edges.place)
-    if not x.is_cuda:
-        stats = (
-            torch.nn.functional.pad(stats, (0, 0, 0, _most_edges(edges) - stats.shape[0])) if train else _empty(x, 0, dst.shape[1])
-        )
+    if not x.is_cuda:  # stats are the coefficients
+        stats = edges.padded(stats) if train else _empty(x, 0, dst.shape[1])
     return out, stats
 
 
@@ -351,7 +380,7 @@ def _attention_fake(
 ) -> tuple[Tensor, Tensor]:
     out, heads = _empty(x, dst.shape[0], x.shape[1]), dst.shape[1]
     if not x.is_cuda:
-        return out, _empty(x, _most_edges(Edges(*rest)) if train else 0, heads)
+        return out, _empty(x, Edges(*rest).rows if train else 0, heads)
     return out, _empty(x, dst.shape[0] if train else 0, heads, 4, dtype=_wide(x))
 
 
@@ -369,7 +398,7 @@ def _attention_backward(
 ) -> tuple[Tensor, ...]:
     numbers, edges = arguments[:3], Edges(*arguments[3:])
     graph = edges.graph
-    stats = stats if x.is_cuda else stats[: graph.num_edges]
+    stats = stats if x.is_cuda else _of_edges(graph, stats)
     return passes.attention_gradients(graph, x, dst, src, out, stats, grad, *numbers)
 
 
@@ -401,28 +430,40 @@ _differentiate(ATTENTION, _attention_keep, _attention_gradient)
 _once(ATTENTION_BACKWARD)
 
 
-# edge_index_pair_attention(query [M, F], key [N, F], value [N, F] | None, att [F] | None, heads, number, dropout, seed, train,
-#     edges) -> [M, F], stats
-# edge_index_pair_attention_backward(grad, query, key, value, att, out, stats, heads, number, dropout, seed, edges)
-#     -> the gradients of query, key, and value or att
+# edge_index_pair_attention(query [M, F], key [N, F], value [N, F] | None, att [F] | None, edge [E, F] | None, heads, number,
+#     dropout, seed, train, edges) -> [M, F], stats
+# edge_index_pair_attention_backward(grad, query, key, value, att, edge, out, stats, heads, number, dropout, seed, edges)
+#     -> the gradients of query, key, value or att, and edge, or nothing
 
 
 def _pair(
-    query: Tensor, key: Tensor, value: Any, att: Any, heads: int, number: float, dropout: float, seed: Any, train: bool, *rest: Any
+    query: Tensor,
+    key: Tensor,
+    value: Any,
+    att: Any,
+    edge: Any,
+    heads: int,
+    number: float,
+    dropout: float,
+    seed: Any,
+    train: bool,
+    *rest: Any,
 ) -> tuple[Tensor, Tensor]:
     edges = Edges(*rest)
-    return passes.pair_attention(edges.graph, query, key, value, att, heads, number, dropout, seed, train, edges.place)
+    graph = edges.graph
+    edge = None if edge is None else _of_edges(graph, edge)
+    return passes.pair_attention(graph, query, key, value, att, edge, heads, number, dropout, seed, train, edges.place)
 
 
-def _pair_fake(
-    query: Tensor, key: Tensor, value: Any, att: Any, heads: int, number: float, dropout: float, seed: Any, train: bool, *rest: Any
-) -> tuple[Tensor, Tensor]:
+def _pair_fake(query: Tensor, key: Tensor, value: Any, att: Any, edge: Any, heads: int, *rest: Any) -> tuple[Tensor, Tensor]:
+    train = rest[3]
     return _empty(query, *query.shape), _empty(query, query.shape[0] if train else 0, heads, 4, dtype=_wide(query))
 
 
 PAIR_ATTENTION = _op(
     "edge_index_pair_attention",
-    "Tensor query, Tensor key, Tensor? value, Tensor? att, SymInt heads, float number, float dropout, Tensor? seed, bool train",
+    "Tensor query, Tensor key, Tensor? value, Tensor? att, Tensor? edge, SymInt heads, float number, float dropout, "
+    "Tensor? seed, bool train",
     "(Tensor, Tensor)",
     _pair,
     _pair_fake,
@@ -430,39 +471,195 @@ PAIR_ATTENTION = _op(
 
 
 def _pair_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Any, att: Any, out: Tensor, stats: Tensor, *arguments: Any
+    grad: Tensor, query: Tensor, key: Tensor, value: Any, att: Any, edge: Any, out: Tensor, stats: Tensor, *arguments: Any
 ) -> tuple[Tensor, ...]:
     numbers, edges = arguments[:4], Edges(*arguments[4:])
-    return passes.pair_attention_gradients(edges.graph, query, key, value, att, out, stats, grad, *numbers)
+    graph = edges.graph
+    given = None if edge is None else _of_edges(graph, edge)
+    *found, to_edge = passes.pair_attention_gradients(graph, query, key, value, att, given, out, stats, grad, *numbers)
+    return *found, _empty(query, 0) if to_edge is None else edges.padded(to_edge)
+
+
+def _pair_backward_fake(_: Tensor, query: Tensor, key: Tensor, value: Any, att: Any, edge: Any, *__: Any) -> tuple[Tensor, ...]:
+    *found, to_edge = (
+        _empty(query, 0) if t is None else _empty(t, *t.shape) for t in (query, key, value if att is None else att, edge)
+    )
+    return *found, to_edge
 
 
 PAIR_ATTENTION_BACKWARD = _op(
     "edge_index_pair_attention_backward",
-    "Tensor grad, Tensor query, Tensor key, Tensor? value, Tensor? att, Tensor out, Tensor stats, SymInt heads, float number, "
-    "float dropout, Tensor? seed",
-    "(Tensor, Tensor, Tensor)",
+    "Tensor grad, Tensor query, Tensor key, Tensor? value, Tensor? att, Tensor? edge, Tensor out, Tensor stats, SymInt heads, "
+    "float number, float dropout, Tensor? seed",
+    "(Tensor, Tensor, Tensor, Tensor)",
     _pair_backward,
-    lambda _, query, key, value, att, *__: tuple(_empty(t, *t.shape) for t in (query, key, value if att is None else att)),
+    _pair_backward_fake,
 )
 
 
 def _pair_keep(ctx: Any, output: Any, *inputs: Any) -> Any:
     ctx.mark_non_differentiable(output[1])
-    query, key, value, att, _, _, _, seed, _, edge_index, *_ = inputs
-    return query, key, value, att, *output, seed, edge_index
+    *rows, _, _, _, seed, _ = inputs[:10]
+    return *rows, *output, seed, inputs[10]
 
 
 def _pair_gradient(ctx: Any, *kept: Any) -> tuple[Any, ...]:
-    query, key, value, att, out, stats, seed, edge_index, grad, _ = kept
-    heads, number, dropout, _, train = ctx.rest[4:9]
+    query, key, value, att, edge, out, stats, seed, edge_index, grad, _ = kept
+    heads, number, dropout, _, train = ctx.rest[5:10]
     _must_train(train, PAIR_ATTENTION)
     numbers = heads, number, dropout, seed
-    to_query, to_key, third = PAIR_ATTENTION_BACKWARD(
-        grad, query, key, value, att, out, stats, *numbers, edge_index, *ctx.rest[-5:]
+    to_query, to_key, third, to_edge = PAIR_ATTENTION_BACKWARD(
+        grad, query, key, value, att, edge, out, stats, *numbers, edge_index, *ctx.rest[-5:]
     )
-    found = to_query, to_key, third if att is None else None, third if att is not None else None
+    found = to_query, to_key, third if att is None else None, third if att is not None else None, to_edge
     return tuple(t if need else None for t, need in zip(found, ctx.needs_input_grad))
 
 
 _differentiate(PAIR_ATTENTION, _pair_keep, _pair_gradient)
 _once(PAIR_ATTENTION_BACKWARD)
+
+
+# edge_index_softmax(score [E, H] | None, dst [M, H] | None, src [N, H] | None, slope, edges) -> [E, H]
+# edge_index_softmax_backward(grad, share, score, dst, src, slope, edges) -> the gradients of the three, or nothing
+
+
+def _softmax(score: Any, dst: Any, src: Any, slope: float, *rest: Any) -> Tensor:
+    edges = Edges(*rest)
+    graph = edges.graph
+    score = None if score is None else _of_edges(graph, score)
+    return edges.padded(execute.softmax(graph, score, dst, src, slope, place=edges.place))
+
+
+def _softmax_fake(score: Any, dst: Any, src: Any, slope: float, *rest: Any) -> Tensor:
+    like = next(t for t in (score, dst, src) if t is not None)
+    return _empty(like, Edges(*rest).rows, like.shape[1])
+
+
+SOFTMAX = _op("edge_index_softmax", "Tensor? score, Tensor? dst, Tensor? src, float slope", "Tensor", _softmax, _softmax_fake)
+
+
+def _softmax_backward(grad: Tensor, share: Tensor, score: Any, dst: Any, src: Any, slope: float, *rest: Any) -> tuple[Tensor, ...]:
+    edges = Edges(*rest)
+    graph = edges.graph
+    grad, share = _of_edges(graph, grad), _of_edges(graph, share)
+    given = None if score is None else _of_edges(graph, score), dst, src
+    to_score, *found = passes.softmax_gradients(graph, share, grad, *given, slope)
+    found = [None if to_score is None else edges.padded(to_score), *found]
+    return tuple(_empty(share, 0) if t is None else t for t in found)
+
+
+def _softmax_backward_fake(grad: Tensor, share: Tensor, score: Any, dst: Any, src: Any, *_: Any) -> tuple[Tensor, ...]:
+    return tuple(_empty(share, *((0,) if t is None else t.shape)) for t in (score, dst, src))
+
+
+SOFTMAX_BACKWARD = _op(
+    "edge_index_softmax_backward",
+    "Tensor grad, Tensor share, Tensor? score, Tensor? dst, Tensor? src, float slope",
+    "(Tensor, Tensor, Tensor)",
+    _softmax_backward,
+    _softmax_backward_fake,
+)
+
+
+def _softmax_keep(ctx: Any, share: Tensor, score: Any, dst: Any, src: Any, slope: float, *rest: Any) -> Any:
+    return share, score, dst, src, rest[0]
+
+
+def _softmax_gradient(ctx: Any, share: Tensor, score: Any, dst: Any, src: Any, edge_index: Tensor, grad: Tensor) -> tuple[Any, ...]:
+    found = SOFTMAX_BACKWARD(grad, share, score, dst, src, ctx.rest[3], edge_index, *ctx.rest[-5:])
+    return tuple(t if need else None for t, need in zip(found, ctx.needs_input_grad))
+
+
+_differentiate(SOFTMAX, _softmax_keep, _softmax_gradient)
+_once(SOFTMAX_BACKWARD)
+
+
+# edge_index_with_loops(rows [E, D], fill, edges) -> [E + N, D]: of the edges that are listed, with those of the loops that are
+# added filled with a number, or for None the means of the rows that end there
+# edge_index_with_loops_backward(grad [E + N, D], mean, edges) -> [E, D]
+
+
+def _with_loops(rows: Tensor, fill: float | None, *rest: Any) -> Tensor:
+    edges = Edges(*rest)
+    graph, looped = edges.looped
+    return edges.padded(with_loops(rows, kept_edges(edges.edge_index), graph, looped, "mean" if fill is None else fill))
+
+
+WITH_LOOPS = _op(
+    "edge_index_with_loops",
+    "Tensor rows, float? fill",
+    "Tensor",
+    _with_loops,
+    lambda rows, _, *rest: _empty(rows, Edges(*rest).rows, rows.shape[1]),
+)
+
+
+def _with_loops_backward(grad: Tensor, mean: bool, *rest: Any) -> Tensor:
+    edges = Edges(*rest)
+    (graph, looped), kept = edges.looped, kept_edges(edges.edge_index)
+    to_kept, to_loops = grad[: kept.numel()], grad[kept.numel() : graph.num_edges]
+    if mean:
+        to_kept = to_kept + (to_loops / others(graph, grad.dtype))[looped[1, : kept.numel()]]
+    return grad.new_zeros(edges.edge_index.shape[1], grad.shape[1]).index_copy(0, kept, to_kept)
+
+
+WITH_LOOPS_BACKWARD = _op(
+    "edge_index_with_loops_backward",
+    "Tensor grad, bool mean",
+    "Tensor",
+    _with_loops_backward,
+    lambda grad, _, edge_index, *__: _empty(grad, edge_index.shape[1], grad.shape[1]),
+)
+_differentiate(
+    WITH_LOOPS,
+    lambda ctx, _, rows, fill, edge_index, *__: (edge_index,),
+    lambda ctx, edge_index, grad: (WITH_LOOPS_BACKWARD(grad, ctx.rest[1] is None, edge_index, *ctx.rest[-5:]),),
+)
+_once(WITH_LOOPS_BACKWARD)
+
+
+# ---- relu(x_j + edge) --------------------------------------------------------------------------------------------------------
+# edge_index_relu(x [N, F], w [E, F], train, edges) -> the sums of the ReLU of x[src] + w [M, F], and what the backward pass wants
+# edge_index_relu_backward(grad [M, F], kept, to_w, edges) -> the gradients of x and of w, the latter empty if not asked for
+
+
+def _relu(x: Tensor, w: Tensor, train: bool, *rest: Any) -> tuple[Tensor, Tensor]:
+    edges = Edges(*rest)
+    return passes.edge_relu(edges.graph, x, w, train, edges.place)
+
+
+def _relu_fake(x: Tensor, w: Tensor, train: bool, *rest: Any) -> tuple[Tensor, Tensor]:
+    kept = _empty(x, w.shape[0] if train else 0, x.shape[1] // kept_unit(x), dtype=torch.uint8)
+    return _empty(x, Edges(*rest).num_dst, x.shape[1]), kept
+
+
+RELU = _op("edge_index_relu", "Tensor x, Tensor w, bool train", "(Tensor, Tensor)", _relu, _relu_fake)
+
+
+def _relu_backward(grad: Tensor, kept: Tensor, to_w: bool, *rest: Any) -> tuple[Tensor, Tensor]:
+    return passes.edge_relu_gradients(Edges(*rest).graph, kept, grad, to_w)
+
+
+def _relu_backward_fake(grad: Tensor, kept: Tensor, to_w: bool, *rest: Any) -> tuple[Tensor, Tensor]:
+    return _empty(grad, Edges(*rest).num_src, grad.shape[1]), _empty(grad, kept.shape[0] if to_w else 0, grad.shape[1])
+
+
+RELU_BACKWARD = _op(
+    "edge_index_relu_backward", "Tensor grad, Tensor kept, bool to_w", "(Tensor, Tensor)", _relu_backward, _relu_backward_fake
+)
+
+
+def _relu_keep(ctx: Any, output: Any, *inputs: Any) -> Any:
+    ctx.mark_non_differentiable(output[1])
+    return output[1], inputs[3]
+
+
+def _relu_gradient(ctx: Any, kept: Tensor, edge_index: Tensor, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    _must_train(ctx.rest[2], RELU)
+    needs = ctx.needs_input_grad[:2]
+    found = RELU_BACKWARD(grad, kept, needs[1], edge_index, *ctx.rest[-5:])
+    return tuple(t if need else None for t, need in zip(found, needs))
+
+
+_differentiate(RELU, _relu_keep, _relu_gradient)
+_once(RELU_BACKWARD)
