@@ -17,7 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv, TransformerConv
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GINEConv, SAGEConv, TransformerConv
 
 import gnnfast
 from gnnfast.cache import cache
@@ -33,8 +33,8 @@ class Two(nn.Module):
         super().__init__()
         self.first, self.second = first, second
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.second(torch.relu(self.first(x, edge_index)), edge_index)  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, *edges: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x, *edges)), *edges)  # type: ignore[no-any-return]
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -46,12 +46,22 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "GATv2 8x32": lambda: Two(GATv2Conv(128, 32, heads=8), GATv2Conv(256, 40)),
     "Transformer 8x32": lambda: Two(TransformerConv(128, 32, heads=8), TransformerConv(256, 40)),
 }
+WIDTH = 16  # of features of edges
+OF_EDGES: dict[str, Callable[[], nn.Module]] = {
+    "GINE": lambda: Two(GINEConv(nn.Linear(128, 256), edge_dim=WIDTH), GINEConv(nn.Linear(256, 40), edge_dim=WIDTH)),
+    "GAT 8x32, edges": lambda: Two(GATConv(128, 32, heads=8, edge_dim=WIDTH), GATConv(256, 40, edge_dim=WIDTH)),
+    "GATv2 8x32, edges": lambda: Two(GATv2Conv(128, 32, heads=8, edge_dim=WIDTH), GATv2Conv(256, 40, edge_dim=WIDTH)),
+    "Transformer 8x32, edges": lambda: Two(
+        TransformerConv(128, 32, heads=8, edge_dim=WIDTH), TransformerConv(256, 40, edge_dim=WIDTH)
+    ),
+}
+MODELS |= OF_EDGES
 WIDE = {"GCNConv 602 -> 128": lambda: GCNConv(602, 128)}
 
 
-def step(call: Callable[..., Tensor], model: nn.Module, x: Tensor, edge_index: Tensor) -> None:
+def step(call: Callable[..., Tensor], model: nn.Module, *given: Tensor) -> None:
     model.zero_grad(set_to_none=True)
-    call(x, edge_index).square().mean().backward()
+    call(*given).square().mean().backward()
 
 
 GRAPHS = {"arxiv-size": (169_343, 2_332_486), "10,000 nodes": (10_000, 200_000), "Cora's size": (2_708, 10_556)}
@@ -69,7 +79,9 @@ def inputs(graph: str, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def measure(name: str, graph: str, mode: str, device: torch.device, repeats: int) -> tables.Row:
     """The three sides for one model, after a comparison of all gradients. A side that fails is left out, with a note."""
-    x, edge_index = inputs(graph, device)
+    x, edge_index = given = inputs(graph, device)
+    if name in OF_EDGES:
+        given = *given, torch.randn(edge_index.shape[1], WIDTH, device=device)
     model = (MODELS | WIDE)[name]().to(device)
     row: tables.Row = {"model": name, "mode": mode, "graph": graph, "nodes": x.shape[0], "edges": edge_index.shape[1]}
     found: dict[str, list[Tensor]] = {}
@@ -81,13 +93,13 @@ def measure(name: str, graph: str, mode: str, device: torch.device, repeats: int
         # What depends on data, as PyG's self loops do, breaks PyG's graph where the compiler is to use CUDA graphs.
         call = torch.compile(own, fullgraph=mode == "default", mode=mode) if side.endswith("compiled") else own
         try:
-            step(call, own, x, edge_index)
+            step(call, own, *given)
             found[side] = [p.grad.clone() for p in own.parameters() if p.grad is not None]
             for a, b in zip(found["gnnfast"], found[side], strict=True):
                 error = float((a - b).norm() / b.norm().clamp(min=1e-12))
                 if not error < 1e-3:
                     raise SystemExit(f"gnnfast bench compiled: gradients of {name} differ by {error:.2g}")
-            timed = timing.sample(lambda call=call, own=own: step(call, own, x, edge_index), x.device, repeats, 8)
+            timed = timing.sample(lambda call=call, own=own: step(call, own, *given), x.device, repeats, 8)
             row |= timed.columns(side)
         except Exception as error:  # a compiler that fails must not end the run
             row["note"] = f"{side}: {type(error).__name__}"
