@@ -83,29 +83,31 @@ def test_no_edges(name, device):
 
 @pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv", "GINEConv edge_dim"])
 def test_inductor(name, device):
-    """And in float32, with graphs that change and no gradient."""
+    """And in float32 where no sums are so large that the loss of :func:`step`, a cosine, tells one rounding from another."""
     make, width = LAYERS[name]
-    layer = make().to(device)
-    inputs = [edges_of(graph, width, device, torch.float32) for graph in ("random", "hub", "self_loops_and_duplicates")] * 2
+    dtype, tolerance = (torch.float64, 1e-9) if name.startswith("GINE") else (torch.float32, 1e-5)
+    layer = make().to(device, dtype)
+    inputs = [edges_of(graph, width, device, dtype) for graph in ("random", "hub", "self_loops_and_duplicates")] * 2
     wanted = [expected(layer, *i) for i in inputs]
     model = compiled(layer, backend="inductor")
     for given, w in zip(inputs, wanted):
-        check(step(model, layer, *given), w, 1e-5)
+        check(step(model, layer, *given), w, tolerance)
         with torch.no_grad():
-            assert (model(*given) - w[0]).norm() < 1e-5 * w[0].norm()
+            assert (model(*given) - w[0]).norm() < tolerance * w[0].norm()
     assert is_served() and traced() <= 4
 
 
 @pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv"])
 def test_dropout(name, device):
-    """Other coefficients in each call, the same ones for the same seed, and their gradient (here of what is linear)."""
+    """Other coefficients in each call, the same ones for the same seed."""
     make, width = LAYERS[name]
     layer = make().double().to(device)
     layer.dropout = 0.5
     given = edges_of("hub", width, device)
     model = compiled(layer)
     first, second, again = (step(model, layer, *given, seed=seed) for seed in (0, 1, 0))
-    assert (first[0] != second[0]).any() and all(f is None or torch.equal(f, a) for f, a in zip(first, again))
+    assert (first[0] != second[0]).any()
+    check(again, first)
     layer.eval()
     check(step(model, layer, *given), expected(layer, *given))
     assert is_served()
