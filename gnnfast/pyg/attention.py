@@ -48,8 +48,8 @@ def _make_conv(parts: Parts) -> Callable[[FunctionType], Callable[..., Any]]:
         def attention_conv(module: Any, x: Any, edge_index: Any, edge_attr: Any, *rest: Any) -> Any:
             size, weights = rest if parts.takes_size else (None, *rest)
             place = f"pyg {type(module).__name__}"
-            if edge_attr is not None and parts.is_small(module, edge_index):
-                ran(place, "PyG's own", "too small to gain with edge features")
+            if parts.is_small(module, edge_index, edge_attr):
+                ran(place, "PyG's own", "too small to gain")
                 return NotImplemented
             try:
                 pair = x if type(x) is tuple else (x, x)
@@ -73,22 +73,34 @@ def _make_conv(parts: Parts) -> Callable[[FunctionType], Callable[..., Any]]:
 _sightings = Sightings()
 
 
-def is_small(module: Any, edge_index: Any, training: bool | None = None) -> bool:
-    """Whether a layer meets a graph on a GPU that is so small that several kernels cost more than they save."""
-    if type(edge_index) is not Tensor or not edge_index.is_cuda or edge_index.dim() != 2:
+def _is_small(module: Any, edge_index: Any, training: bool | None = None, of_cpu: str = "cpu") -> bool:
+    """Whether a layer meets a graph that is so small that several kernels cost more than they save."""
+    if type(edge_index) is not Tensor or edge_index.dim() != 2:
         return False
-    row_bytes, training = module.heads * module.out_channels * 4, torch.is_grad_enabled() if training is None else training
-    return cannot_win(edge_index.shape[1] * row_bytes, training, settings())
+    training = torch.is_grad_enabled() if training is None else training
+    nbytes = edge_index.shape[1] * module.heads * module.out_channels * 4
+    return cannot_win(nbytes, training, settings(), "cuda" if edge_index.is_cuda else of_cpu)
+
+
+def is_small_transformer(module: Any, edge_index: Any, edge_attr: Any) -> bool:
+    """The same of TransformerConv, whose edge features take kernels of their own. Without them a graph on a CPU is left alone that
+    is so small that nobody would notice a gain, but a test that compares the last bits with TorchScript's, which are PyG's."""
+    if edge_attr is not None:
+        return _is_small(module, edge_index)
+    return type(edge_index) is Tensor and not edge_index.is_cuda and _is_small(module, edge_index, of_cpu="attention cpu")
 
 
 def is_first_and_small(module: Any, edge_index: Any, training: bool | None = None) -> bool:
-    """The same of a graph that it meets for the first time, which would have to be converted."""
-    return is_small(module, edge_index, training) and not _sightings.again(edge_index, id(module))
+    """The same of a graph on a GPU that it meets for the first time, which would have to be converted."""
+    return edge_index.is_cuda and _is_small(module, edge_index, training) and not _sightings.again(edge_index, id(module))
 
 
-def _is_first_with_edge_features(module: Any, edge_index: Any) -> bool:
-    """The same for GATConv, which gains as much in training as without; what was met before must not decide in checkpointing."""
-    return not saved_tensors_are_watched() and is_first_and_small(module, edge_index, False)
+def _is_small_gat(module: Any, edge_index: Any, edge_attr: Any) -> bool:
+    """The same for GATConv with edge features, which gains as much in training as without; what was met before must not decide in
+    checkpointing."""
+    if edge_attr is None or not isinstance(edge_index, Tensor) or saved_tensors_are_watched():
+        return False
+    return is_first_and_small(module, edge_index, False)
 
 
 class OfEdges(NamedTuple):
@@ -107,16 +119,16 @@ class OfEdges(NamedTuple):
 
 class Parts(NamedTuple):
     """What is peculiar to a layer: what its message is, a parameter of the dtype of the others, those of its linear layers of which
-    one row must be there, how it goes on, what raises Unsupported for features of edges that are not served, where these have
-    nothing to gain, whether its ``forward`` takes a ``size``, and whether it returns coefficients after a dropout, which kernels
-    draw otherwise."""
+    one row must be there, how it goes on, what raises Unsupported for features of edges that are not served, where nothing is to
+    be gained of a graph and such features, whether its ``forward`` takes a ``size``, and whether it returns coefficients after a
+    dropout, which kernels draw otherwise."""
 
     message: Any
     parameter: str | None
     linears: tuple[tuple[str, ...], ...]
     forward: Callable[..., Any]
     check_edges: Callable[..., None]
-    is_small: Callable[[Any, Any], bool]
+    is_small: Callable[[Any, Any, Any], bool]
     takes_size: bool = False
     drops_weights: bool = False
 
@@ -541,12 +553,10 @@ def _is_plain(t: Any, shape: tuple[int, int], like: Tensor) -> bool:
 
 
 _ALPHA = Message("x", "alpha", "unsqueeze", False)
-GAT = Parts(
-    _ALPHA, "att_src", (("lin",), ("lin_src", "lin_dst")), _gat, _check_linear_scores, _is_first_with_edge_features, takes_size=True
-)
+GAT = Parts(_ALPHA, "att_src", (("lin",), ("lin_src", "lin_dst")), _gat, _check_linear_scores, _is_small_gat, takes_size=True)
 GATV2 = Parts(_ALPHA, "att", (("lin_l", "lin_r"),), _gatv2, _check_added_rows, lambda *_: False, drops_weights=True)
 TRANSFORMER = Parts(
-    DOT_ATTENTION, None, (("lin_query", "lin_key", "lin_value", "lin_skip"),), _transformer, _check_edge_rows, is_small
+    DOT_ATTENTION, None, (("lin_query", "lin_key", "lin_value", "lin_skip"),), _transformer, _check_edge_rows, is_small_transformer
 )
 make_gat_conv, make_gatv2_conv, make_transformer_conv = map(_make_conv, (GAT, GATV2, TRANSFORMER))
 

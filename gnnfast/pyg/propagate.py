@@ -19,7 +19,7 @@ from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_SRC
 from gnnfast.pyg import bounded, general, guards
 from gnnfast.pyg.adjacency import graph_of
-from gnnfast.pyg.attention import dot_attention, is_first_and_small, is_small
+from gnnfast.pyg.attention import dot_attention, is_first_and_small, is_small_transformer
 from gnnfast.pyg.layers import is_product
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, Message, means_relu
 from gnnfast.pyg.verdict import COLLECT, GENERIC, check_module, refused, served
@@ -61,8 +61,9 @@ def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
     if training and saved_tensors_are_watched():  # what was met before must not decide
         return False
     if verdict.message is DOT_ATTENTION:
-        small = is_first_and_small if kwargs.get("edge_attr") is None else is_small
-        if not small(module, edge_index):
+        edge_attr = kwargs.get("edge_attr")
+        small = is_first_and_small(module, edge_index) if edge_attr is None else is_small_transformer(module, edge_index, edge_attr)
+        if not small:
             return False
         ran(verdict.place, "PyG's own", "too small to gain from a graph that is new")
         return True
@@ -96,6 +97,9 @@ def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], 
     if verdict.message is DOT_ATTENTION:
         if verdict.reduce != "sum" or verdict.update is not None:
             raise Unsupported("attention that is not summed")
+        if not edge_index.is_cuda and is_small_transformer(module, edge_index, kwargs.get("edge_attr")):
+            ran(verdict.place, "PyG's own", "too small to gain")
+            return NotImplemented
         return dot_attention(module, edge_index, size, kwargs, verdict.place)
     message, reduce = verdict.message, verdict.reduce
     x, num_src, num_dst, to_target = _sizes(module, message, edge_index, size, kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from typing import Optional
 
 import pytest
 import torch
@@ -951,11 +952,11 @@ def test_edge_features_evaluated_and_then_trained(device):
 
 @pytest.mark.parametrize("make", [nn.TransformerConv, nn.GATConv, nn.GATv2Conv])
 def test_small_graphs_with_edge_features(make, device, small):
-    """On a GPU TransformerConv's are PyG's own, GATConv's where they are new, and the numbers are PyG's in any case."""
+    """TransformerConv's are PyG's own, GATConv's where they are new to a GPU, and the numbers are PyG's in any case."""
     edge_index, n, _ = GRAPHS["random"]()
     x, attr = (torch.randn(m, k, device=device, dtype=torch.float64) for m, k in ((n, F), (edge_index.shape[1], 3)))
     layer, edge_index = make(F, 5, heads=2, edge_dim=3).to(device, torch.float64), edge_index.to(device)
-    alone = {nn.TransformerConv: 3, nn.GATConv: 1, nn.GATv2Conv: 0}[make] if device.type == "cuda" else 0
+    alone = {nn.TransformerConv: 3, nn.GATConv: int(device.type == "cuda"), nn.GATv2Conv: 0}[make]
     for nth in range(3):
         gnnfast.clear_report()
         found = layer(x, edge_index, attr)
@@ -964,3 +965,39 @@ def test_small_graphs_with_edge_features(make, device, small):
         gnnfast.disable()
         assert relative_error(found, layer(x, edge_index, attr)) < 1e-11
         gnnfast.enable()
+
+
+class Calling(torch.nn.Module):
+    """What TorchScript runs is PyG's."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor, edge_attr: Optional[torch.Tensor] = None) -> torch.Tensor:  # noqa: UP045 (TorchScript)
+        return self.conv(x, edge_index, edge_attr)
+
+
+@pytest.mark.parametrize("edge_dim", [None, 3])
+def test_next_to_no_edges_are_as_torchscript_has_them(edge_dim, small):
+    """Also those of the first call of a class, by another forward than the layer's too."""
+    x, edge_index = torch.randn(4, F), torch.tensor([[0, 1, 2, 3], [0, 0, 1, 1]])
+    rest = () if edge_dim is None else (torch.randn(4, edge_dim),)
+
+    class Own(nn.TransformerConv):
+        def forward(self, x, edge_index, edge_attr=None):
+            return super().forward(x, edge_index, edge_attr) * 1.0
+
+    torch.manual_seed(0)
+    conv = nn.TransformerConv(F, 32, heads=2, beta=True, edge_dim=edge_dim)
+    own = Own(F, 32, heads=2, beta=True, edge_dim=edge_dim)
+    own.load_state_dict(conv.state_dict())
+    script = torch.jit.script(Calling(conv))
+    for _ in range(2):
+        expected = script(x, edge_index, *rest)
+        assert torch.equal(conv(x, edge_index, *rest), expected) and torch.equal(own(x, edge_index, *rest), expected)
+    more = torch.randint(0, 4, (2, 400))
+    gnnfast.clear_report()
+    conv(x, more, *(t[:1].expand(400, -1) for t in rest))
+    kernels = {kernel for _, kernel, _ in gnnfast.report().kernels}
+    assert (kernels == {"PyG's own"}) == (edge_dim is not None)
