@@ -364,10 +364,15 @@ def _with_weights(module: Any, out: Tensor, looped: Tensor, alpha: Tensor | None
     return out, (looped, alpha.clone())
 
 
+def edge_score_weight(module: Any) -> Tensor:
+    """What makes of features of edges their scores in GATConv, ``[H, D]``: the product of its linear layer and its attention."""
+    return (module.lin_edge.weight.view(module.heads, module.out_channels, -1) * module.att_edge.view(module.heads, -1, 1)).sum(1)
+
+
 def _edge_scores(module: Any, given: OfEdges, graph: Any, looped: Tensor) -> Tensor:
     """What the features of edges add to scores, ``[E, H]``, also of the self loops that the layer adds; nothing is as wide as the
     layer."""
-    weight = (module.lin_edge.weight.view(module.heads, module.out_channels, -1) * module.att_edge.view(module.heads, -1, 1)).sum(1)
+    weight = edge_score_weight(module)
     if module.add_self_loops and module.fill_value == "mean":  # the scores of means are means of scores
         return with_loops(torch.nn.functional.linear(given.columns, weight), given.found, graph, looped, "mean")
     return torch.nn.functional.linear(with_loops(given.columns, given.found, graph, looped, module.fill_value), weight)

@@ -623,8 +623,7 @@ def _gat(module: Any, x: Any, pair: Any, edge_attr: Any, dropout: float, edges: 
         train = _needs_grad(h_src, a_src, a_dst)
         out = ops.ATTENTION(h_src, a_dst, a_src, slope, dropout, _seed(dropout, edges), train, *edges)[0]
         return eager.finish(module, out, res, True)
-    weight = (module.lin_edge.weight.view(module.heads, module.out_channels, -1) * module.att_edge.view(module.heads, -1, 1)).sum(1)
-    score = torch.nn.functional.linear(_with_loops(module, edge_attr, edges), weight)
+    score = torch.nn.functional.linear(_with_loops(module, edge_attr, edges), eager.edge_score_weight(module))
     share = _shares(dropout, score, a_dst, a_src, slope, edges)
     out = ops.SPMM(h_src, share, False, False, _needs_grad(h_src, share), False, *edges)
     return eager.finish(module, out, res, False)
