@@ -245,12 +245,7 @@ class _FirstExtremum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         (first,) = ctx.saved_tensors
-        dst = ctx.ends.ids[BY_DST]
-        if not grad.is_cuda:
-            return first_of(grad, first, dst.numel(), grad.shape[1]), None, None, None
-        edge = torch.arange(dst.numel(), dtype=first.dtype, device=dst.device)
-        taken = first.index_select(0, dst) == edge.unsqueeze(1)
-        return torch.where(taken, edges.gather(grad, ctx.ends, BY_DST), 0), None, None, None
+        return first_of(grad, first, ctx.ends.ids[BY_DST].numel(), grad.shape[1]), None, None, None
 
 
 def _at(graph: Graph, data: Tensor, target: str) -> Tensor:

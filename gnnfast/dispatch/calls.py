@@ -9,10 +9,10 @@ from gnnfast import _native
 from gnnfast.graph import Graph
 from gnnfast.graph.plan import Tuned
 from gnnfast.reporting import ran
-from gnnfast.types import EXTREMA, REDUCTIONS, TIES, Matrix
+from gnnfast.types import EXTREMA, REDUCTIONS, Matrix
 
 if _native.cpu.loaded:
-    from gnnfast.ops.spmm import SPMM, SPMM_MAX, call
+    from gnnfast.ops.spmm import SPMM, SPMM_MAX, call, ties_code
     from gnnfast.ops.spmm_coo import SPMM_COO
 
 
@@ -54,7 +54,7 @@ def over_formats(
     row_bytes = x.shape[1] * x.element_size()
     if reduce in EXTREMA:
         args = graph.args(needs_grad and x.requires_grad, row_bytes, tuned=tuned)
-        mode = TIES[ties] if needs_grad else 0
+        mode = ties_code(ties, x) if needs_grad else 0
         return call(SPMM_MAX, needs_grad, args, weight, x, reduce == "min", mode, empty)  # type: ignore[no-any-return]
     if weight_grad:
         args, weights = graph.args(True, row_bytes, tuned=tuned), [weight, None]

@@ -22,7 +22,7 @@ if _native.cpu.loaded:
     from gnnfast.ops.attention import MOST_DROP_HEADS, held_width, kept_scale
     from gnnfast.ops.edge_softmax import EDGE_SOFTMAX
     from gnnfast.ops.layer import Coo, Formats
-    from gnnfast.ops.spmm import SPMM, SPMM_MAX, over_degree, run
+    from gnnfast.ops.spmm import ALONE, SPMM, SPMM_MAX, over_degree, run
     from gnnfast.ops.spmm_coo import SPMM_COO
 
 _ops = torch.ops.gnnfast
@@ -89,15 +89,28 @@ def extremum(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, train:
     choice = choose(graph, x.shape[1], x.element_size(), reduce, True, settings())
     count(graph, place, f"gar {reduce}", choice.reason, x.nbytes)
     args = graph.args(True, x.shape[1] * x.element_size())
-    out, aux = run(_ops.spmm_max.default, *args, weight, x, reduce == "min", TIES["scatter"], 0.0)
+    out, aux = run(_ops.spmm_max.default, *args, weight, x, reduce == "min", _ties(x), 0.0)
     return out, aux
 
 
+def _ties(x: Tensor) -> int:
+    """The same forward and backward, whatever happens in between."""
+    return TIES["scatter"] + ALONE if x.is_cuda else TIES["scatter"]
+
+
 def extremum_gradients(
-    graph: Graph, x: Tensor, weight: Tensor | None, out: Tensor, aux: Tensor, grad: Tensor, to_weight: bool, to_x: bool
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor | None,
+    out: Tensor,
+    aux: Tensor,
+    grad: Tensor,
+    minimum: bool,
+    to_weight: bool,
+    to_x: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of weights and features, as far as they are asked for."""
-    args, ctx = graph.args(True, x.shape[1] * x.element_size()), SimpleNamespace(ties=TIES["scatter"])
+    args, ctx = graph.args(True, x.shape[1] * x.element_size()), SimpleNamespace(ties=_ties(x), minimum=minimum)
     kept = weight, x.contiguous(), out.contiguous(), aux.contiguous()
     found = SPMM_MAX.backward(ctx, args, kept, (to_weight, to_x), grad.contiguous())
     return found[0], found[1]

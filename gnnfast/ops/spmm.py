@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnfast.ops.convert import derived, inverse, out_of_memory
-from gnnfast.types import Matrix, split
+from gnnfast.types import TIES, Matrix, split
 
 _ops = torch.ops.gnnfast
 GRAPH_ARGS = len(Matrix._fields)
@@ -253,7 +253,15 @@ register(Formula(_ops.spmm_backward.default, _backward_keep, _backward_backward)
 # ---- max and min ---------------------------------------------------------------------------------------------------------
 # spmm_max(graph, weight, x, minimum, ties, empty) -> out [M, F], aux int32 [M, F]. ties: 0 no gradient, 1 the first edge takes the
 # gradient (DGL), 2 all edges that attain the maximum share it evenly, 3 and so does a 0 that it equals (torch's scatter, and PyG).
-FIRST, EVEN, SCATTER = 1, 2, 3
+# On CUDA ALONE more says in aux where a gradient goes that nobody shares, which spmm_max_backward(graph, weight, x | None,
+# grad [M, F], out | None, aux, N) -> [N, F] (float32 for 16 bits) brings there by atomics.
+FIRST, EVEN, SCATTER, ALONE = 1, 2, 3, 3
+
+
+def ties_code(ties: str, x: Tensor) -> int:
+    """The number of a rule of :data:`gnnfast.types.TIES` for a forward pass that runs now: a compiler traces the backward pass."""
+    alone = x.is_cuda and not torch.compiler.is_compiling() and not torch.are_deterministic_algorithms_enabled()
+    return TIES[ties] + ALONE if alone else TIES[ties]
 
 
 @torch.library.register_fake("gnnfast::spmm_max")
@@ -263,10 +271,16 @@ def _(*args: Any) -> tuple[Tensor, Tensor]:
     return x.new_empty(rows, x.shape[1]), x.new_empty(rows if ties else 0, x.shape[1], dtype=torch.int32)
 
 
+@torch.library.register_fake("gnnfast::spmm_max_backward")
+def _(*args: Any) -> Tensor:
+    _, (_, _, grad, _, _, num_cols) = split(args)
+    return grad.new_empty(num_cols, grad.shape[1], dtype=torch.float32 if grad.element_size() == 2 else grad.dtype)
+
+
 def _max_keep(ctx: Any, needs: Any, output: Any, weight: Any, x: Tensor, minimum: bool, ties: int, empty: float) -> tuple[Any, ...]:
-    ctx.ties = ties
+    ctx.ties, ctx.minimum = ties, minimum
     out, aux = output
-    shared = ties >= EVEN
+    shared = ties not in (FIRST, FIRST + ALONE)
     return weight, x if shared or needs[0] else None, out if shared else None, aux
 
 
@@ -274,14 +288,35 @@ def _max_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> 
     weight, x, out, aux = kept
     if ctx.ties == 0:
         raise RuntimeError("gnnfast: spmm_max was called with ties=0, which keeps nothing for a gradient; pass ties=1 or more")
-    if ctx.ties >= EVEN:
+    grad_weight, grad_x, rule = None, None, ctx.ties
+    if rule > ALONE:
+        rule -= ALONE
+        if needs[1] and not torch.is_grad_enabled() and not torch.are_deterministic_algorithms_enabled():
+            kept_x = None if out is None else x
+            grad_x = run(_ops.spmm_max_backward.default, *graph, weight, kept_x, grad, out, aux, graph.transposed.num_rows)
+            grad_x, needs = grad_x.to(grad.dtype), (needs[0], False)
+        if any(needs[:2]):
+            aux = _plain(aux, graph, weight, x, ctx.minimum, rule)
+    if rule != FIRST and any(needs[:2]):
         grad, aux = grad / aux, None
-    grad_weight = grad_x = None
     if needs[0]:
         grad_weight = run(_ops.sddmm.default, *graph, grad, x, heads_of(weight), weight, out, aux).view_as(weight)
     if needs[1]:
         grad_x = run(_ops.spmm_where.default, *graph.transposed, weight, x, grad, out, aux)
     return grad_weight, grad_x, None, None, None
+
+
+def _plain(aux: Tensor, graph: Matrix, weight: Tensor | None, x: Tensor | None, minimum: bool, rule: int) -> Tensor:
+    """What the forward pass keeps without ALONE."""
+    if rule == FIRST:
+        slot = -1 - aux
+        if graph.perm is not None and graph.num_slots:
+            slot = graph.perm[slot.clamp(min=0).long()]
+        return torch.where(aux < 0, slot, -1)
+    if weight is not None:
+        return aux.clamp(min=1)  # one slot is one edge
+    # Several edges of one column may have been taken for one.
+    return run(_ops.spmm_max.default, *graph, None, x, minimum, rule, 0.0)[1]  # type: ignore[no-any-return]
 
 
 SPMM_MAX = register(Formula(_ops.spmm_max.default, _max_keep, _max_backward, hides=True))

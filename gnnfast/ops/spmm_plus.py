@@ -96,7 +96,7 @@ def first_of(grad: Tensor, arg: Tensor, num_edges: int, heads: int) -> Tensor:
     """``grad [M, F]`` at the edges that ``arg`` names, ``[E, H]``, summed over the features of a head; 0 elsewhere."""
     if not num_edges or not heads:
         return grad.new_zeros(num_edges, heads)
-    if not torch.is_grad_enabled() and grad.dtype in (torch.float32, torch.float64):
+    if grad.is_cpu and not torch.is_grad_enabled() and grad.dtype in (torch.float32, torch.float64):
         return run(_ops.scatter_first.default, grad, arg, num_edges, heads)  # type: ignore[no-any-return]
     head = torch.arange(grad.shape[1], device=grad.device) // (grad.shape[1] // heads)
     at = (arg.clamp(min=0).long() * heads + head).flatten()

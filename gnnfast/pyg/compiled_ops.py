@@ -313,7 +313,7 @@ def _extremum_backward(
 ) -> tuple[Tensor, Tensor]:
     edges = Edges(*rest)
     weight = None if weight is None else weight.contiguous()
-    of_weight, of_x = passes.extremum_gradients(edges.graph, x, weight, out, aux, grad, to_weight, to_x)
+    of_weight, of_x = passes.extremum_gradients(edges.graph, x, weight, out, aux, grad, minimum, to_weight, to_x)
     return _empty(x, 0) if of_x is None else of_x, _empty(x, 0) if of_weight is None else of_weight
 
 

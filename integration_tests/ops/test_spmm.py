@@ -8,6 +8,7 @@ from graphs import GRAPHS, TOLERANCE, many_rows, reference_spmm, relative_error
 
 import gnnfast
 from gnnfast import Graph
+from gnnfast.dispatch.execute import aggregate
 
 DTYPES = list(TOLERANCE)
 REDUCTIONS = ["sum", "mean", "max", "min"]
@@ -202,6 +203,62 @@ def test_ties(reduce, device):
         assert torch.equal(even, first)
 
 
+def _to_the_first(edge_index, num_dst, x, w, reduce):
+    """The maximum whose gradient goes to the first edge that attains it, as DGL's."""
+    messages = x[edge_index[0]] if w is None else x[edge_index[0]] * (w if w.dim() == 2 else w.unsqueeze(1)).unsqueeze(2)
+    best = reference_spmm(edge_index, num_dst, x, w, reduce).detach()[edge_index[1]]
+    number = torch.arange(messages.shape[0], device=x.device).view(-1, 1, 1).expand_as(messages)
+    rows = edge_index[1].view(-1, 1, 1).expand_as(messages)
+    attains = torch.where(messages == best, number, messages.shape[0])
+    first = attains.new_full((num_dst, *x.shape[1:]), messages.shape[0]).scatter_reduce(0, rows, attains, "amin")
+    taken = torch.where(first[edge_index[1]] == number, messages, 0)
+    return x.new_zeros(num_dst, *x.shape[1:]).scatter_add(0, rows, taken)
+
+
+@pytest.mark.parametrize("name", ["no_edges", "isolated", "self_loops_and_duplicates", "hub", "bipartite"])
+@pytest.mark.parametrize("weight", [None, "scalar", "head"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("ties", ["scatter", "first"])
+def test_gradients_where_edges_tie(ties, reduce, dtype, weight, name, device):
+    """Features of few values, as a ReLU leaves them; "scatter" is PyG's rule: the 0 that torch scatters onto takes a share."""
+    edge_index, graph, x, w = _inputs(name, (2, 20), weight, dtype, device)
+    x.copy_(torch.randint(-1, 4, x.shape).clamp(min=0) if reduce == "max" else torch.randint(-3, 2, x.shape).clamp(max=0))
+    if w is not None:
+        w.copy_(torch.randint(1, 3, w.shape))
+    operands = [t.requires_grad_() for t in (x, w) if t is not None]
+    grad = torch.randint(-8, 9, (graph.num_dst, 2, 20)).to(device, dtype)
+    wide = [t.detach().double().requires_grad_() for t in operands]
+    reference = reference_spmm if ties == "scatter" else _to_the_first
+    expected = reference(edge_index, graph.num_dst, wide[0], wide[1] if w is not None else None, reduce)
+    expected = torch.autograd.grad(expected, wide, grad.double())
+    for before in (False, True):
+        for after in (False, True):
+            try:
+                torch.use_deterministic_algorithms(before)
+                out = aggregate(graph, x.reshape(-1, 40), w, reduce, ties=ties)
+                torch.use_deterministic_algorithms(after)
+                found = torch.autograd.grad(out, operands, grad.view(-1, 40))
+            finally:
+                torch.use_deterministic_algorithms(False)
+            for f, e in zip(found, expected):
+                assert relative_error(f, e) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("name", ["random", "hub"])
+def test_gradients_of_maxima_that_are_no_numbers(name, device):
+    """As torch's: NaN reaches each edge of its row, and so does an infinite gradient as 0 times infinity."""
+    edge_index, graph, x, _ = _inputs(name, (1, 8), None, torch.float32, device)
+    x[3, 0, 0] = float("nan")
+    grad = torch.randn(graph.num_dst, 1, 8, device=device)
+    grad[7, 0, 1], grad[5, 0, 2] = float("inf"), float("nan")
+    x.requires_grad_()
+    (found,) = torch.autograd.grad(aggregate(graph, x.reshape(-1, 8), None, "max", ties="scatter"), x, grad.view(-1, 8))
+    (expected,) = torch.autograd.grad(reference_spmm(edge_index, graph.num_dst, x, None, "max"), x, grad)
+    assert torch.equal(found.isnan(), expected.isnan()) and torch.equal(found.isinf(), expected.isinf())
+    assert relative_error(found.nan_to_num(0, 0, 0), expected.nan_to_num(0, 0, 0)) < 1e-5
+
+
 @pytest.mark.parametrize("ties", ["even", "first"])
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("weight", [None, "scalar", "head"])
@@ -278,6 +335,19 @@ def test_opcheck(sample, device):
     if not (device.type == "cuda" and "coo" in str(op)) and op is not torch.ops.gnnfast.coo_to_csr:
         checks.append("test_aot_dispatch_dynamic")
     torch.library.opcheck(op.default, args, test_utils=checks)
+
+
+def test_opcheck_of_the_gradient_of_maxima():
+    if not torch.cuda.is_available():
+        pytest.skip("this machine has no CUDA device")
+    _, graph, x, w = _inputs("hub", (2, 8), "head", torch.float32, torch.device("cuda"))
+    args, x = graph.args(csc=True), x.view(50, 16)
+    out, aux = torch.ops.gnnfast.spmm_max(*args, w, x, False, 6, 0.0)
+    torch.library.opcheck(
+        torch.ops.gnnfast.spmm_max_backward.default,
+        (*args, w, x, torch.randn_like(out), out, aux, 50),
+        test_utils=["test_schema", "test_faketensor"],
+    )
 
 
 @pytest.mark.parametrize("mean", [False, True])

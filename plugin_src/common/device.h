@@ -7,6 +7,7 @@
 namespace gnnfast {
 
 struct SpmmArgs;
+struct TiesArgs;
 struct SpmmCooArgs;
 struct GcnNormArgs;
 struct HeadDotsArgs;
@@ -57,6 +58,8 @@ struct Cpu {
 
 struct Cuda {
   static void spmm(const SpmmArgs& args, const Tensor& x);
+  static void count_ties(const TiesArgs& args, const Tensor& x);
+  static void spmm_max_backward(const TiesArgs& args, const Tensor& x);
   static bool can_fuse_dot(const SpmmArgs& args, ScalarType dtype);
   static void spmm_coo(const SpmmCooArgs& args, const Tensor& x);
   static void gcn_norm(const GcnNormArgs& args, const Tensor& out);

@@ -14,8 +14,11 @@
 //   take<LANES, WHOLE>(j, group, count, first slot, Edges)   the group's edges j .. j + kFlight - 1 of a batch of `count`
 //   R::State, state()  the partial result, a plain struct of 32-bit words; merge(State) adds that of other edges
 //   store_row(row, degree), store_piece(piece)
+//   idle               not each has it, the same for a whole warp: start() has found that the item's edges need no look
 // Orders of merging are fixed by the graph, so results vary neither from run to run nor with the order of the schedule.
 #pragma once
+
+#include <type_traits>
 
 #include "launch.cuh"
 
@@ -46,11 +49,18 @@ __device__ inline V from_lane(const V (&held)[N], int k, int c) {
   return found;
 }
 
+template <class R, class = void>
+constexpr bool kMayIdle = false;
+template <class R>
+constexpr bool kMayIdle<R, std::void_t<decltype(R::idle)>> = true;
+
 // Takes the slots [begin, end), which LANES lanes share: their groups take every (LANES / TPR)-th slot. Items of one warp can
 // differ in length; `longest` is the length of the longest.
 template <int LANES, class R>
 __device__ inline void walk(R& mine, int lane, int begin, int end, int longest) {
   constexpr int G = LANES / R::kTpr, kBatch = LANES * R::kColumns, kSteps = R::kTpr * R::kColumns;
+  if constexpr (kMayIdle<R>)
+    if (mine.idle) return;
   const int group = lane % LANES / R::kTpr;
   typename R::Edges now, next;
   if (R::kReadAhead) now.template read<LANES>(mine, begin, end);

@@ -55,17 +55,20 @@ Tensor spmm(GNNFAST_GRAPH_PARAMS, const OptTensor& weight, const OptTensor& /*we
 }
 
 // ties: 0 no aux, 1 first edge, 2 count, 3 count as torch's scatter_reduce(include_self=False) does: the 0 that it starts from
-// is left out of the result, but counted where the result equals it.
+// is left out of the result, but counted where the result equals it. 4, 5 and 6, on CUDA: 1, 2 and 3 with SpmmArgs::alone.
 template <class Device>
 std::tuple<Tensor, Tensor> spmm_max(GNNFAST_GRAPH_PARAMS, const OptTensor& weight, const Tensor& x_, bool minimum, int64_t ties,
                                     double empty) {
   const Tensor x = check_features("x", x_, -1);
-  GNNFAST_CHECK(ties >= 0 && ties <= 3, "ties must be 0, 1, 2 or 3, got ", ties);
+  const int64_t most = x.is_cuda() ? 6 : 3;
+  GNNFAST_CHECK(ties >= 0 && ties <= most, "ties must be between 0 and ", most, ", got ", ties);
   SpmmArgs args{};
   args.a = check_csr(rowptr, col, perm, schedule, layout, x);
   const OptTensor w = check_weight(args, weight, x);
-  args.op = static_cast<SpmmOp>(kMax + std::min<int64_t>(ties, 2));
-  args.count_zero = ties == 3;
+  args.alone = ties > 3;
+  const int64_t rule = args.alone ? ties - 3 : ties;
+  args.op = static_cast<SpmmOp>(kMax + std::min<int64_t>(rule, 2));
+  args.count_zero = rule == 3;
   args.negate = minimum;
   args.empty = empty;
   args.x = x.const_data_ptr();
@@ -75,6 +78,40 @@ std::tuple<Tensor, Tensor> spmm_max(GNNFAST_GRAPH_PARAMS, const OptTensor& weigh
   args.aux = ties ? aux.mutable_data_ptr<int32_t>() : nullptr;
   if (out.numel() > 0) Device::spmm(args, x);
   return {out, aux};
+}
+
+// What spmm_max with ties > 3 gives x [num_cols, F], in the type that it is accumulated in; `value` and `aux` are its results.
+// With ties = 4, x and value are not needed.
+template <class Device>
+Tensor spmm_max_backward(GNNFAST_GRAPH_PARAMS, const OptTensor& weight, const OptTensor& x_, const Tensor& grad_,
+                         const OptTensor& value_, const Tensor& aux, int64_t num_cols) {
+  const int64_t rows = rowptr.numel() - 1;
+  const Tensor grad = check_features("grad", grad_, rows);
+  GNNFAST_CHECK(x_.has_value() == value_.has_value() && num_cols >= 0, "x and value are needed together, and num_cols");
+  const Tensor x = x_ ? check_features("x", *x_, num_cols) : grad, value = x_ ? check_features("value", *value_, rows) : grad;
+  SpmmArgs args{};
+  args.a = check_csr(rowptr, col, perm, schedule, layout, grad);
+  const OptTensor w = check_weight(args, weight, grad);
+  for (const Tensor* t : {&x, &value}) {
+    check_dtype("x and value", *t, grad.scalar_type());
+    check_same_device("x and value", *t, grad);
+    check_size("x and value", *t, 1, args.width);
+  }
+  int32_t* kept = const_cast<int32_t*>(check_index("aux", aux, grad));
+  check_size("aux", aux, 0, rows);
+  check_size("aux", aux, 1, args.width);
+  Tensor out = make_zeros(grad, {num_cols, args.width}, acc_dtype(grad.scalar_type()));
+  const TiesArgs ties{args.a,
+                      args.width,
+                      args.heads,
+                      args.weight,
+                      x_ ? x.const_data_ptr() : nullptr,
+                      x_ ? value.const_data_ptr() : nullptr,
+                      kept,
+                      grad.const_data_ptr(),
+                      out.mutable_data_ptr()};
+  if (grad.numel() > 0 && args.a.num_edges > 0) Device::spmm_max_backward(ties, grad);
+  return out;
 }
 
 // What spmm_plus and spmm_plus_max have in common.

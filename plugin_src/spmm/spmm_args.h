@@ -13,9 +13,13 @@
 // of the row's own node and x the output gradients that are gathered:
 //   kSum                 sum, or mean when args.mean; row i times scale[i] where args.scale is given
 //   kMax                 max, or min when args.negate; NaN wins
-//   kMaxFirst            the same, aux[i, f] = user's id of the first edge that attains it (-1: none)
+//   kMaxFirst            the same, aux[i, f] = user's id of the first edge that attains it (-1: none); with `alone` (CUDA only)
+//   ~s
+//                        where s is its slot (0: none)
 //   kMaxCount            the same, aux[i, f] = number of edges that attain it, at least 1; with count_zero one more where it is
-//   0 kSumWhereEqual       sum over edges for which weight * self[i, f] == value[col, f], NaN where value is
+//                        0. With `alone` ~c where only edges of column c do, or with weights ~s where only that
+//                        of slot s does, the value is no NaN, and no 0 is counted
+//   kSumWhereEqual       sum over edges for which weight * self[i, f] == value[col, f], NaN where value is
 //                        (gradient of max, ties share it)
 //   kSumWhereFirst       sum over edges with arg[col, f] == e                          (gradient of max, first edge takes it)
 //   kSumAndDot           sum, and dot[e, h] = <self[i], x[col]> over head h: both gradients of SpMM with one gather
@@ -33,7 +37,7 @@ struct SpmmArgs {
   Csr a;
   SpmmOp op;
   WeightMode mode;
-  bool mean, negate, count_zero;
+  bool mean, negate, count_zero, alone;
   double empty;
   double plus;             // 0: weights multiply
   const double* scale;     // [num_rows] or null
@@ -47,6 +51,20 @@ struct SpmmArgs {
   const int32_t* arg;      // [num_cols, F]
   void* dot;               // [E, H], every element is written
   const int32_t* inverse;  // [E], user's edge id -> CSR slot, or null: dot is then written slot by slot, in any order
+};
+
+// CUDA only: how many edges tie; and gradients of maxima with `alone`, over the matrix itself: grad[i, f], times its weight,
+// goes where aux says. Of kMaxCount, where edges tie, or grad or the value is no number, the row is walked again for these
+// features, and each edge that attains the maximum gets grad / aux. Added by atomics, in the accumulation type.
+struct TiesArgs {
+  Csr a;
+  int64_t width, heads;
+  const void* weight;  // [E], [E, H] or null
+  const void* x;       // [num_cols, F]; null, as value: gradients of kMaxFirst
+  const void* value;   // [num_rows, F]
+  int32_t* aux;        // [num_rows, F]
+  const void* grad;    // [num_rows, F]
+  void* out;           // [num_cols, F], zeros
 };
 
 }  // namespace gnnfast

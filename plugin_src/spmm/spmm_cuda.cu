@@ -40,6 +40,7 @@ void Cuda::spmm(const SpmmArgs& args, const Tensor& x) {
     launch_op<T>(p, pieces, launch.stream);
     if (dot) permute<T>(p.dot, args.inverse, args.dot, edges, heads, launch.stream);
   });
+  if (p.op == kMaxCount) count_ties({p.a, p.width, p.heads, p.weight, p.x, p.out, p.aux}, x);
 }
 
 bool Cuda::can_fuse_dot(const SpmmArgs& args, ScalarType dtype) {
@@ -55,6 +56,7 @@ bool Cuda::can_fuse_dot(const SpmmArgs& args, ScalarType dtype) {
 STABLE_TORCH_LIBRARY_IMPL(gnnfast, CUDA, m) {
   m.impl("spmm", TORCH_BOX(&spmm<Cuda>));
   m.impl("spmm_max", TORCH_BOX(&spmm_max<Cuda>));
+  m.impl("spmm_max_backward", TORCH_BOX(&spmm_max_backward<Cuda>));
   m.impl("spmm_where", TORCH_BOX(&spmm_where<Cuda>));
   m.impl("spmm_backward", TORCH_BOX(&spmm_backward<Cuda>));
 }

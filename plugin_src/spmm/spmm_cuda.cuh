@@ -70,25 +70,53 @@ __device__ inline int sum_many(A (&v)[N], int t) {
   return first;
 }
 
-// Values, and for some maxima what take_max keeps beside them.
-template <class A, int VEC, bool AUX>
+// Values, and what some maxima keep beside them: the slot of the first edge; or of the edges that attain it the column, or the
+// slot where edges have weights, if they have one: else kSeveral. That means nothing where the value is NaN.
+constexpr int32_t kSeveral = -1;
+
+template <class A, int VEC, int OP>
 struct Reduced {
   A acc[VEC];
-  int32_t aux[VEC];
 
-  template <int OP>
-  __device__ void take(int i, A v, int32_t aux_v) {
-    take_max<OP>(acc[i], aux[i], v, aux_v);
-  }
-};
-template <class A, int VEC>
-struct Reduced<A, VEC, false> {
-  A acc[VEC];
-
-  template <int OP>
+  __device__ void start(int i, A value, int32_t) { acc[i] = value; }
+  __device__ void merge(int i, const Reduced& other) { take(i, other.acc[i], 0); }
   __device__ void take(int i, A v, int32_t) {
     int32_t none = 0;
     take_max<OP>(acc[i], none, v, 0);
+  }
+};
+template <class A, int VEC>
+struct Reduced<A, VEC, kMaxFirst> {
+  A acc[VEC];
+  int32_t aux[VEC];
+
+  __device__ void start(int i, A value, int32_t slot) { acc[i] = value, aux[i] = slot; }
+  // Groups and pieces are merged in any order of edges: of equal values the first slot wins.
+  __device__ void merge(int i, const Reduced& other) { take_max<kMaxFirst>(acc[i], aux[i], other.acc[i], other.aux[i]); }
+  // A lane takes its edges in order.
+  __device__ void take(int i, A v, int32_t slot) {
+    if (!(v <= acc[i]) && acc[i] == acc[i]) aux[i] = slot;
+    int32_t none = 0;
+    take_max<kMax>(acc[i], none, v, 0);
+  }
+};
+template <class A, int VEC>
+struct Reduced<A, VEC, kMaxCount> {
+  A acc[VEC];
+  int32_t aux[VEC];
+
+  __device__ void start(int i, A value, int32_t) { acc[i] = value, aux[i] = kSeveral; }
+  __device__ void merge(int i, const Reduced& other) {
+    tie(i, other.acc[i], other.aux[i]);
+    take(i, other.acc[i], other.aux[i]);
+  }
+  __device__ void tie(int i, A v, int32_t id) {
+    if (v == acc[i] && id != aux[i]) aux[i] = kSeveral;
+  }
+  __device__ void take(int i, A v, int32_t id) {
+    if (!(v <= acc[i])) aux[i] = id;
+    int32_t none = 0;
+    take_max<kMax>(acc[i], none, v, 0);
   }
 };
 
@@ -103,7 +131,7 @@ struct Partial {
   static constexpr bool kHot = is_hot(OP);
   static constexpr bool kReadAhead = kSpmmReadAhead<TPR>;
   static constexpr bool kAux = OP == kMaxFirst || OP == kMaxCount;
-  using State = Reduced<A, VEC, kAux>;
+  using State = Reduced<A, VEC, OP>;
 
   const SpmmArgs& p;
   const Pieces& pieces;
@@ -132,9 +160,8 @@ struct Partial {
   __device__ void start(int row, int begin) {
 #pragma unroll
     for (int i = 0; i < VEC; ++i) {
-      now.acc[i] = is_max(OP) ? -std::numeric_limits<A>::infinity() : A{0};
+      now.start(i, is_max(OP) ? -std::numeric_limits<A>::infinity() : A{0}, begin);
       self[i] = 0;
-      if constexpr (kAux) now.aux[i] = OP == kMaxFirst ? begin : 0;
     }
     if constexpr (OP == kSumWhereEqual || OP == kSumAndDot)
       load_vector<VEC>(self, static_cast<const T*>(p.self) + int64_t{row} * p.width + f);
@@ -166,7 +193,7 @@ struct Partial {
   __device__ void take(int j, int group, int count, int first_slot, const Edges& edges) {
     constexpr int G = LANES / TPR;
     A weight[kFlight], dot[kFlight];
-    int edge[kFlight];
+    int edge[kFlight], column[kFlight];
     Raw<T, VEC> v[kFlight], full[kFlight], value[kFlight];
     int32_t arg[kFlight][VEC];
     auto exists = [&](int c) { return WHOLE || (j + c) * G + group < count; };
@@ -174,7 +201,8 @@ struct Partial {
     for (int c = 0; c < kFlight; ++c) {
       // An edge that does not exist is read as the last one that does, so that loads need no branch; what is read is not used.
       const int wanted = (j + c) * G + group, k = WHOLE ? wanted : max(min(wanted, count - 1), 0);
-      uint64_t row = static_cast<uint32_t>(from_lane<LANES, TPR>(edges.col, k, c));
+      column[c] = from_lane<LANES, TPR>(edges.col, k, c);
+      const uint64_t row = static_cast<uint32_t>(column[c]);
       if constexpr (W == kPerHead || W == kPerElement || OP == kSumWhereFirst) edge[c] = from_lane<LANES, TPR>(edges.id, k, c);
       weight[c] = W == kScalar ? from_lane<LANES, TPR>(edges.w, k, c) : A{1};
       v[c].load(reinterpret_cast<const T*>(x + row * row_bytes));
@@ -187,6 +215,8 @@ struct Partial {
 #pragma unroll
     for (int c = 0; c < kFlight; ++c) {
       dot[c] = 0;
+      A message[VEC];
+      bool ties = false;
 #pragma unroll
       for (int i = 0; i < VEC; ++i) {
         const A e = v[c].get(i), we = W == kPerElement ? full[c].get(i) : weight[c];
@@ -194,9 +224,9 @@ struct Partial {
           if (exists(c)) now.acc[i] = W == kNone ? now.acc[i] + e : now.acc[i] + we * e;
           if (OP == kSumAndDot) dot[c] += self[i] * e;
         } else if constexpr (is_max(OP)) {
-          const A message = W == kNone ? e : round_to<T>(we * e);
-          if (exists(c))
-            now.template take<OP>(i, p.negate ? -message : message, OP == kMaxFirst ? first_slot + (j + c) * G + group : 1);
+          const A product = W == kNone ? e : round_to<T>(we * e);
+          message[i] = p.negate ? -product : product;
+          if (OP == kMaxCount) ties |= message[i] == now.acc[i];
         } else if constexpr (OP == kSumWhereEqual) {
           const A message = W == kNone ? self[i] : round_to<T>(we * self[i]);
           if (exists(c)) now.acc[i] += share_of_best(message, value[c].get(i), W == kNone ? e : we * e);
@@ -205,6 +235,18 @@ struct Partial {
         }
       }
       if (OP == kSumAndDot && !active) dot[c] = 0;  // the lane repeats the features of another
+      if constexpr (is_max(OP)) {
+        if (!exists(c)) continue;
+        const int id = OP == kMaxCount && W == kNone ? column[c] : first_slot + (j + c) * G + group;
+        if constexpr (OP == kMaxCount) {
+          if (ties) {  // seldom, and comparisons are what this waits for
+#pragma unroll
+            for (int i = 0; i < VEC; ++i) now.tie(i, message[i], id);
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) now.take(i, message[i], id);
+      }
     }
     if constexpr (OP == kSumAndDot && W == kPerHead) {
       // Lanes of one head are neighbours and their number is a power of two (can_fuse_dot).
@@ -233,10 +275,8 @@ struct Partial {
   __device__ void merge(const State& other) {
 #pragma unroll
     for (int i = 0; i < VEC; ++i) {
-      if constexpr (kAux)
-        now.template take<OP>(i, other.acc[i], other.aux[i]);
-      else if constexpr (is_max(OP))
-        now.template take<OP>(i, other.acc[i], 0);
+      if constexpr (is_max(OP))
+        now.merge(i, other);
       else
         now.acc[i] += other.acc[i];
     }
@@ -248,11 +288,14 @@ struct Partial {
 #pragma unroll
       for (int i = 0; i < VEC; ++i) {
         now.acc[i] = degree == 0 ? static_cast<A>(p.empty) : p.negate ? -now.acc[i] : now.acc[i];
-        if constexpr (kAux) {
-          int32_t value = degree == 0 && OP == kMaxFirst ? -1 : now.aux[i];
-          if (OP == kMaxFirst && value >= 0 && p.a.perm) value = p.a.perm[value];
-          if (OP == kMaxCount) value = max(value, 1) + (p.count_zero && now.acc[i] == 0);
-          p.aux[row * p.width + f + i] = value;
+        if constexpr (OP == kMaxFirst) {
+          const int32_t slot = now.aux[i], edge = degree > 0 && !p.alone && p.a.perm ? p.a.perm[slot] : slot;
+          p.aux[row * p.width + f + i] = p.alone ? (degree > 0 ? ~slot : 0) : degree > 0 ? edge : -1;
+        }
+        if constexpr (OP == kMaxCount) {
+          const bool number = degree > 0 && now.acc[i] == now.acc[i], zero = p.count_zero && now.acc[i] == 0;
+          const bool alone = p.alone && number && !zero && now.aux[i] != kSeveral;
+          p.aux[row * p.width + f + i] = alone ? ~now.aux[i] : !number || zero;  // count_ties adds the edges
         }
       }
     } else {

@@ -11,7 +11,7 @@ namespace gnnfast {
 enum CudaWeight : int { kNone, kScalar, kPerHead, kPerElement };
 
 // Ops worth more code: the others always check whether an edge exists, and have fewer variants.
-constexpr bool is_hot(int op) { return op == kSum || op == kMax || op == kSumAndDot; }
+constexpr bool is_hot(int op) { return op <= kMaxCount || op == kSumAndDot; }
 
 // Edges whose gathers are in flight together. Two where a lane also holds, for each gather, what it compares with or a weight
 // for each feature: registers are then what is scarce.
