@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -24,12 +25,22 @@ MOST_ROWS = 12  # operations printed
 OURS = "gnnfast"
 PYTHON = "Python, and what is between operations"
 _EVALUATE = "autograd::engine::evaluate_function: "
+_MODULE = "nn.Module: "  # what torch.profiler puts before a class and the number of the instance
 _WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize")
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
 class Operation(NamedTuple):
     """Milliseconds of the whole profile that an operation took by itself on the host and on the device, and how often it ran."""
+
+    name: str
+    host_ms: float
+    device_ms: float
+    calls: int
+
+
+class Layer(NamedTuple):
+    """The same of a module of the user's, forward and backward: ``name`` is its class, and which of them it was."""
 
     name: str
     host_ms: float
@@ -55,6 +66,7 @@ class Profile:
         steps: optimiser steps in it; 0 if there were none.
         operations: the largest first, of all threads.
         sites: calls of layers by the line that called them.
+        layers: what each layer took, and each module outside layers, the largest first; empty if not asked for.
 
     Example:
         >>> with gnnfast.profile() as p:
@@ -63,11 +75,13 @@ class Profile:
         0
     """
 
-    def __init__(self) -> None:
+    def __init__(self, layers: bool = False) -> None:
         self.wall_ms = 0.0
         self.steps = 0
         self.operations: list[Operation] = []
         self.sites: list[Site] = []
+        self.layers: list[Layer] = []
+        self._with_layers = layers
         self._counts: Counter[tuple[str, str, str, str]] = Counter()
         self._lock = threading.Lock()
 
@@ -76,7 +90,7 @@ class Profile:
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
             torch.cuda.synchronize()
-        self._profiler = torch.profiler.profile(activities=activities)
+        self._profiler = torch.profiler.profile(activities=activities, with_stack=self._with_layers)
         self._profiler.__enter__()
         reporting.watch(self._called)
         self._begin = time.perf_counter()
@@ -90,7 +104,10 @@ class Profile:
         self._profiler.__exit__(kind, error, frames)
         profiler, self._profiler = self._profiler, None  # type: ignore[assignment]
         if kind is None:
-            self._read(profiler.events())
+            events = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CPU]  # which account for kernels
+            self._read([e for e in events if not _is_frame(e)])
+            if self._with_layers:
+                self._read_layers(events)
         with self._lock:
             self.sites = [Site(*key, calls=calls) for key, calls in sorted(self._counts.items())]
 
@@ -102,8 +119,6 @@ class Profile:
     def _read(self, events: Any) -> None:
         host, device, calls, spans = defaultdict[str, float](float), defaultdict[str, float](float), Counter[str](), []
         for event in events:
-            if event.device_type != torch.autograd.DeviceType.CPU:
-                continue  # a kernel, which its operation on the host accounts for
             self.steps += event.name.startswith("Optimizer.step#")
             path = _path(event)
             name = _name(path)
@@ -115,6 +130,30 @@ class Profile:
         host[PYTHON] = max(self.wall_ms - _covered_ms(spans), 0.0)
         rows = [Operation(name, host[name], device[name], calls[name]) for name in host]
         self.operations = sorted(rows, key=lambda row: -max(row.host_ms, row.device_ms))
+
+    def _read_layers(self, events: Any) -> None:
+        known = {place.partition(" ")[2] for place, *_ in self._counts}
+        owner, of_node = dict[int, str](), dict[int, str]()  # by event, and by autograd's number of what it did
+        host, device, calls = defaultdict[str, float](float), defaultdict[str, float](float), Counter[str]()
+        # A backward pass has threads of its own, and its nodes the numbers of what they are the derivatives of.
+        for event in sorted(events, key=lambda e: (e.name.startswith(_EVALUATE), e.time_range.start)):
+            modules = [e.name.removeprefix(_MODULE) for e in _frames(event) if e.name.startswith(_MODULE)]
+            if not modules:
+                continue
+            name = next((m for m in modules if m.rpartition("_")[0] in known), modules[-1])
+            owner[id(event)] = name
+            calls[name] += event.name == _MODULE + name
+            if event.sequence_nr >= 0:
+                of_node[event.sequence_nr] = name
+        for event in events:
+            name = owner.get(id(event)) or next(
+                (of_node[e.sequence_nr] for e in _frames(event) if e.name.startswith(_EVALUATE) and e.sequence_nr in of_node), ""
+            )
+            if name:
+                host[name] += event.self_cpu_time_total / 1e3
+                device[name] += event.self_device_time_total / 1e3
+        rows = [Layer(name.replace("_", " "), host[name], device[name], calls[name]) for name in host]
+        self.layers = sorted(rows, key=lambda row: -max(row.host_ms, row.device_ms))
 
     @property
     def device_ms(self) -> float:
@@ -128,6 +167,7 @@ class Profile:
             "device_ms": self.device_ms,
             "steps": self.steps,
             "operations": [row._asdict() for row in self.operations],
+            "layers": [row._asdict() for row in self.layers],
             "sites": [site._asdict() for site in self.sites],
         }
 
@@ -148,9 +188,12 @@ class Profile:
 
     def rows(self, most: int = MOST_ROWS) -> list[tuple[str, ...]]:
         """The largest operations, a step's share each: host ms, its percentage, device ms and its percentage, name."""
+        return self._shares(self.operations[:most])
+
+    def _shares(self, rows: Sequence[Operation | Layer]) -> list[tuple[str, ...]]:
         unit, device = max(self.steps, 1), self.device_ms
         found = []
-        for row in self.operations[:most]:
+        for row in rows:
             cells = [number(row.host_ms / unit), percent(row.host_ms, self.wall_ms)]
             cells += [number(row.device_ms / unit), percent(row.device_ms, device)] if device else []
             found.append((*cells, row.name))
@@ -167,8 +210,10 @@ class Profile:
             for s in self.sites
             if s.kernel not in words.PARTS
         ]
+        layers = Table("Layers", (*self.columns()[:-1], "layer"), self._shares(self.layers[:MOST_ROWS]), self.columns()[:-1])
         return [
             Table("", self.columns(), self.rows(), self.columns()[:-1]),
+            *([layers] if self.layers else []),
             Table("Calls by line", ("calls", "layer", "line", "how"), calls, ("calls",)),
         ]
 
@@ -182,7 +227,7 @@ class Profile:
         return as_html([self.headline()], self.tables())
 
 
-def profile() -> Profile:
+def profile(layers: bool = False) -> Profile:
     """Measures where the time of what runs in a ``with`` block goes, with torch.profiler::
 
         with gnnfast.profile() as p:
@@ -193,13 +238,16 @@ def profile() -> Profile:
     Give it a few steps that are warm: the profiler costs some microseconds an operation, and keeps all of them until the block
     ends. Profiles do not nest. An error in the block passes through.
 
+    With ``layers`` it also tells what each layer of the model took, forward and backward. Every call of Python is then recorded,
+    which takes the host some time itself.
+
     Example:
         >>> with gnnfast.profile() as p:
         ...     _ = torch.ones(8, 8) @ torch.ones(8, 8)
         >>> p.wall_ms > 0
         True
     """
-    return Profile()
+    return Profile(layers)
 
 
 def _covered_ms(spans: list[tuple[float, float]]) -> float:
@@ -211,12 +259,22 @@ def _covered_ms(spans: list[tuple[float, float]]) -> float:
     return covered / 1e3
 
 
-def _path(event: Any) -> list[Any]:
+def _is_frame(event: Any) -> bool:
+    """Whether an event is a call in Python, not an operation."""
+    return event.name.startswith((_MODULE, "<")) or ".py(" in event.name
+
+
+def _frames(event: Any) -> list[Any]:
     """The event and what it ran in, outermost first."""
     found = [event]
     while found[-1].cpu_parent is not None:
         found.append(found[-1].cpu_parent)
     return found[::-1]
+
+
+def _path(event: Any) -> list[Any]:
+    """The same without calls in Python."""
+    return [e for e in _frames(event) if not _is_frame(e)]
 
 
 def _name(path: list[Any]) -> str:

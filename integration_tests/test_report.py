@@ -150,6 +150,33 @@ def test_a_profile_tells_gnnfast_from_the_rest(device):
     assert json.dumps(found.as_dict()) and "<table" in found._repr_html_()
 
 
+def test_a_profile_by_layers(device):
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.head = pyg.GCNConv(64, 64), pyg.SAGEConv(64, 64), torch.nn.Linear(64, 8)
+
+        def forward(self, x, edge_index):
+            return self.head(self.second(self.first(x, edge_index), edge_index))
+
+    edge_index, x = _edges(5000, 200_000, device), torch.rand(5000, 64, device=device)
+    net = Net().to(device)
+    for _ in range(2):
+        net(x, edge_index).square().mean().backward()
+    with gnnfast.profile(layers=True) as found:
+        for _ in range(3):
+            net(x, edge_index).square().mean().backward()
+    layers = {row.name: row for row in found.layers}
+    # The products of a layer are its own; Net, which is none, has what is in no other module.
+    assert {*layers} == {"GCNConv 0", "SAGEConv 0", "Linear 0", "Net 0"} and all(row.calls == 3 for row in found.layers)
+    ours = sum(row.host_ms for row in found.operations if row.name.startswith("gnnfast: spmm"))
+    assert layers["GCNConv 0"].host_ms + layers["SAGEConv 0"].host_ms > ours > 0  # backward passes too
+    of_layers = sum(row.device_ms for row in found.layers)
+    assert of_layers > found.device_ms / 2 if device.type == "cuda" else not of_layers
+    assert "GCNConv 0" in str(found) and "layer" in str(found) and json.dumps(found.as_dict())
+    _fits(str(found))
+
+
 def test_a_profile_ends_with_its_block():
     with pytest.raises(ValueError, match="mine"), gnnfast.profile():
         raise ValueError("mine")
