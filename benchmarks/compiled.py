@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import copy
+import functools
 import multiprocessing
 import sys
 from collections.abc import Callable
@@ -47,6 +48,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "Transformer 8x32": lambda: Two(TransformerConv(128, 32, heads=8), TransformerConv(256, 40)),
 }
 WIDTH = 16  # of features of edges
+ROUNDS = 3
 OF_EDGES: dict[str, Callable[[], nn.Module]] = {
     "GINE": lambda: Two(GINEConv(nn.Linear(128, 256), edge_dim=WIDTH), GINEConv(nn.Linear(256, 40), edge_dim=WIDTH)),
     "GAT 8x32, edges": lambda: Two(GATConv(128, 32, heads=8, edge_dim=WIDTH), GATConv(256, 40, edge_dim=WIDTH)),
@@ -77,6 +79,10 @@ def inputs(graph: str, device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.randn(nodes, 128, device=device), torch.randint(0, nodes, (2, edges), device=device)
 
 
+def switch(side: str) -> None:
+    (gnnfast.disable if side.startswith("PyG") else gnnfast.enable)()
+
+
 def measure(name: str, graph: str, mode: str, device: torch.device, repeats: int) -> tables.Row:
     """The three sides for one model, after a comparison of all gradients. A side that fails is left out, with a note."""
     x, edge_index = given = inputs(graph, device)
@@ -85,26 +91,34 @@ def measure(name: str, graph: str, mode: str, device: torch.device, repeats: int
     model = (MODELS | WIDE)[name]().to(device)
     row: tables.Row = {"model": name, "mode": mode, "graph": graph, "nodes": x.shape[0], "edges": edge_index.shape[1]}
     found: dict[str, list[Tensor]] = {}
+    steps: dict[str, Callable[[], None]] = {}
+    torch._dynamo.reset()
     for side in ("gnnfast", "gnnfast compiled", "PyG compiled"):  # what fails in the last may leave the device unusable
-        (gnnfast.disable if side.startswith("PyG") else gnnfast.enable)()
-        torch._dynamo.reset()
+        switch(side)
         cache.clear()
         own = copy.deepcopy(model)
         # What depends on data, as PyG's self loops do, breaks PyG's graph where the compiler is to use CUDA graphs.
         call = torch.compile(own, fullgraph=mode == "default", mode=mode) if side.endswith("compiled") else own
         try:
             step(call, own, *given)
-            found[side] = [p.grad.clone() for p in own.parameters() if p.grad is not None]
-            least = 1e-6 * max(float(b.norm()) for b in found[side])  # that of a bias of keys is 0 but for rounding
-            for a, b in zip(found["gnnfast"], found[side], strict=True):
-                error = float((a - b).norm() / b.norm().clamp(min=least))
-                if not error < 1e-3:
-                    raise SystemExit(f"gnnfast bench compiled: gradients of {name} differ by {error:.2g}")
-            timed = timing.sample(lambda call=call, own=own: step(call, own, *given), x.device, repeats, 8)
-            row |= timed.columns(side)
         except Exception as error:  # a compiler that fails must not end the run
             row["note"] = f"{side}: {type(error).__name__}"
-        gnnfast.enable()
+            continue
+        found[side] = [p.grad.clone() for p in own.parameters() if p.grad is not None]
+        least = 1e-6 * max(float(b.norm()) for b in found[side])  # that of a bias of keys is 0 but for rounding
+        for a, b in zip(found["gnnfast"], found[side], strict=True):
+            error = float((a - b).norm() / b.norm().clamp(min=least))
+            if not error < 1e-3:
+                raise SystemExit(f"gnnfast bench compiled: gradients of {name} differ by {error:.2g}")
+        steps[side] = functools.partial(step, call, own, *given)
+    times: dict[str, list[float]] = {side: [] for side in steps}
+    for _ in range(ROUNDS):  # in turn, as a host's speed changes within seconds
+        for side, run in steps.items():
+            switch(side)
+            times[side].append(timing.sample(run, x.device, repeats, 8).ms)
+    switch("gnnfast")
+    for side in steps:
+        row |= timing.Sample.of(times[side]).columns(side)
     for side in ("PyG compiled", "gnnfast"):
         if row.get("gnnfast compiled ms") and row.get(f"{side} ms"):
             row[f"{side} / gnnfast compiled"] = row[f"{side} ms"] / row["gnnfast compiled ms"]

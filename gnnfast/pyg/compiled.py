@@ -40,6 +40,8 @@ from gnnfast.unsupported import Unsupported
 _PLAIN = (Tensor, torch.nn.Parameter)
 # As many times as a sum's do what the compiler makes of an extremum and of attention move rows of edges.
 EXTREMUM_TIMES, ATTENTION_TIMES = 3, 2
+# And as many times where PyG adds self loops, which are not as many in each call, so that its code waits for the device.
+LOOPED_TIMES = 8
 USUAL_WIDTH = 64  # of layers that do not say theirs
 TOO_SMALL = "PyG's own", "too small to gain in compiled code"
 
@@ -55,10 +57,12 @@ class Traced(NamedTuple):
 
 
 class _State(threading.local):
-    """``frame`` is the one of :func:`_ask`, while its question is answered."""
+    """``frame`` is the one of :func:`_ask`, while its question is answered; ``small`` a layer whose few edges PyG normalises, until
+    it calls ``propagate`` with them."""
 
     frame: Any = None
     answer: Any = None
+    small: Any = None
 
 
 _state = _State()
@@ -267,8 +271,12 @@ def _plan(
     module: Any, edge_index: Any, x: Any, x_dst: Any, weight: Any, passed: bool, of_src: Any, of_dst: Any
 ) -> tuple[Any, ...] | None:
     """The reduction, whether there are weights per head, whether these are constant, and the place of the report."""
+    small, _state.small = _state.small is module, None
     try:
         verdict = check_module(module)
+        if small:
+            ran(verdict.place, *TOO_SMALL)
+            return None
         message = verdict.message
         dim = _check_sizes(module, edge_index, x, x_dst, of_src, of_dst)
         per_head = False
@@ -364,8 +372,7 @@ def make_gcn_norm(original: FunctionType) -> Callable[..., Any]:
 
 
 def _only_propagates(edge_index: Any, weight: Any, dtype: Any, loops: bool) -> bool | None:
-    """Whether the weights are constant, if it is a layer of PyG that asks, which lets nobody see what it gets; else ``None``. Loops
-    that PyG adds are not as many in each call, for which it waits; without them the compiler does as well with small graphs."""
+    """Whether the weights are constant, if it is a layer of PyG that asks, which lets nobody see what it gets; else ``None``."""
     caller = _caller(3)  # of PyG's function, which called the one that is traced in its place
     if caller is None:
         return None
@@ -382,7 +389,8 @@ def _only_propagates(edge_index: Any, weight: Any, dtype: Any, loops: bool) -> b
     except Unsupported:
         return None
     widths = [own for name in ("in_channels", "out_channels") if type(own := getattr(module, name, None)) is int]
-    if not loops and _is_small(edge_index, max(widths, default=USUAL_WIDTH), dtype):
+    if _is_small(edge_index, max(widths, default=USUAL_WIDTH), dtype, LOOPED_TIMES if loops else 1):
+        _state.small = module if loops else None
         return None  # propagate says so
     return constant if constant or reduce == "sum" else None
 
@@ -497,8 +505,8 @@ def _look(
     if x.fake.dim() != 2 or x.fake.dtype != of_lin.dtype or not (constant or parts.reduce == "sum"):
         return None
     first = form.first
-    looped = form.normalised and own.get("add_self_loops")
-    if not looped and _is_small(edge_index, of_lin.shape[0] if first else x.fake.shape[1], x.fake.dtype):
+    times = LOOPED_TIMES if form.normalised and own.get("add_self_loops") else 1
+    if _is_small(edge_index, of_lin.shape[0] if first else x.fake.shape[1], x.fake.dtype, times):
         return None
     if not first and x.fake.dtype in REORDERED and not autocast:
         grad, rows = torch.is_grad_enabled(), x_dst if isinstance(x_dst, Traced) else x

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import threading
 import weakref
 from collections.abc import Callable
 from types import FunctionType
@@ -30,6 +31,7 @@ from gnnfast.pyg.messages import GINE
 from gnnfast.pyg.norm import make_normalising, normalised, sharing
 from gnnfast.pyg.verdict import CALLED, METHODS, check_module, global_hooks, module_hooks, mp_hooks, watch_of
 from gnnfast.reporting import fell_back, ran
+from gnnfast.stream import is_capturing
 from gnnfast.types import FEATURE_DTYPES, LINEAR
 from gnnfast.unsupported import Unsupported
 
@@ -122,17 +124,29 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
 
 def _is_few(module: Any, x: Any, edge_index: Any) -> bool:
     """Whether there is nothing to gain in training, of larger graphs only where they are new and ``x`` needs no gradient;
-    ``propagate`` says so. Replays of a captured step do not ask the host."""
+    ``propagate``, which PyG's own calls next, says so and need not ask again. Replays of a captured step do not ask the host."""
     x = x[0] if type(x) is tuple and x else x
     if type(x) is not Tensor or type(edge_index) is not Tensor or not x.is_cuda or not torch.is_grad_enabled():
         return False
     if x.layout is not _STRIDED or x.dim() != 2 or edge_index.layout is not _STRIDED or edge_index.dim() != 2:
         return False
     num_edges, row_bytes = edge_index.shape[1], x.shape[1] * x.element_size()
-    if not cannot_win(num_edges * row_bytes, True, settings()) or guards.capturing(x.device):
+    if not cannot_win(num_edges * row_bytes, True, settings()) or is_capturing() or torch.are_deterministic_algorithms_enabled():
         return False
     few = (num_edges + x.shape[0]) * row_bytes <= FEW_BYTES * relative_bandwidth()
-    return few or not (x.requires_grad or saved_tensors_are_watched() or _met.again(edge_index, id(module)))
+    if not few and (x.requires_grad or saved_tensors_are_watched() or _met.again(edge_index, id(module))):
+        return False
+    left.edge_index = edge_index
+    return True
+
+
+class _Left(threading.local):
+    """``edge_index`` is that of a layer whose forward has found nothing to gain, until it calls ``propagate``."""
+
+    edge_index: Any = None
+
+
+left = _Left()
 
 
 def _has_kept_few(module: Any) -> bool:
@@ -143,7 +157,7 @@ def _has_kept_few(module: Any) -> bool:
     if type(edge_index) is not Tensor or not edge_index.is_cuda or edge_index.layout is not _STRIDED:
         return False
     training, nbytes = torch.is_grad_enabled(), edge_index.shape[-1] * module.out_channels * 4
-    if not cannot_win(nbytes, training, settings()) or guards.capturing(edge_index.device):
+    if not cannot_win(nbytes, training, settings()) or is_capturing():
         return False
     return not (training and saved_tensors_are_watched())  # what is kept must not decide there
 

@@ -20,7 +20,7 @@ from gnnfast.graph.formats import BY_SRC
 from gnnfast.pyg import bounded, general, guards
 from gnnfast.pyg.adjacency import graph_of
 from gnnfast.pyg.attention import dot_attention, is_first_and_small, is_small_transformer
-from gnnfast.pyg.layers import is_product
+from gnnfast.pyg.layers import is_product, left
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, Message, means_relu
 from gnnfast.pyg.verdict import COLLECT, GENERIC, check_module, refused, served
 from gnnfast.reporting import fell_back, ran
@@ -54,7 +54,12 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], c
 def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
     """Whether a call of a class that was served before has nothing to gain: PyG's own path runs, which is right whatever has become
     of the class. Asked before anything else, since there every look at the call costs more than kernels can save."""
-    verdict = served.get(id(type(module)))
+    verdict, asked = served.get(id(type(module))), left.edge_index
+    if asked is not None:
+        left.edge_index = None
+        if asked is edge_index:
+            ran(verdict.place if verdict is not None else f"pyg {type(module).__name__}", "PyG's own", "too small to gain")
+            return True
     if verdict is None or type(edge_index) is not Tensor or not edge_index.is_cuda:
         return False
     training = torch.is_grad_enabled()
