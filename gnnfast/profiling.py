@@ -66,7 +66,8 @@ class Profile:
         steps: optimiser steps in it; 0 if there were none.
         operations: the largest first, of all threads.
         sites: calls of layers by the line that called them.
-        layers: what each layer took, and each module outside layers, the largest first; empty if not asked for.
+        layers: what each layer took, and each module outside layers, the largest first; empty if not asked for, or where torch's
+            profiler records no calls of modules.
 
     Example:
         >>> with gnnfast.profile() as p:
@@ -217,14 +218,18 @@ class Profile:
             Table("Calls by line", ("calls", "layer", "line", "how"), calls, ("calls",)),
         ]
 
+    def _lines(self) -> list[str]:
+        missing = self._with_layers and self.operations and not self.layers
+        return [self.headline(), *(["no layers: this torch's profiler records no calls of modules here"] if missing else [])]
+
     def __str__(self) -> str:
-        return text([self.headline()], self.tables())
+        return text(self._lines(), self.tables())
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """For notebooks."""
-        return as_html([self.headline()], self.tables())
+        return as_html(self._lines(), self.tables())
 
 
 def profile(layers: bool = False) -> Profile:

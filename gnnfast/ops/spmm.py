@@ -291,7 +291,10 @@ def _max_backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> 
     grad_weight, grad_x, rule = None, None, ctx.ties
     if rule > ALONE:
         rule -= ALONE
-        if needs[1] and not torch.is_grad_enabled() and not torch.are_deterministic_algorithms_enabled():
+        # Of shared ones only without weights: an infinite weight makes NaN of the nothing that other edges get, which a look at all
+        # edges finds.
+        direct = (weight is None or rule == FIRST) and not torch.is_grad_enabled()
+        if needs[1] and direct and not torch.are_deterministic_algorithms_enabled():
             kept_x = None if out is None else x
             grad_x = run(_ops.spmm_max_backward.default, *graph, weight, kept_x, grad, out, aux, graph.transposed.num_rows)
             grad_x, needs = grad_x.to(grad.dtype), (needs[0], False)
