@@ -13,9 +13,8 @@
 // of the row's own node and x the output gradients that are gathered:
 //   kSum                 sum, or mean when args.mean; row i times scale[i] where args.scale is given
 //   kMax                 max, or min when args.negate; NaN wins
-//   kMaxFirst            the same, aux[i, f] = user's id of the first edge that attains it (-1: none); with `alone` (CUDA only)
-//   ~s
-//                        where s is its slot (0: none)
+//   kMaxFirst            the same, aux[i, f] = user's id of the first edge that attains it (-1: none); with `alone`,
+//                        which is CUDA's only, ~s where s is its slot (0: none)
 //   kMaxCount            the same, aux[i, f] = number of edges that attain it, at least 1; with count_zero one more where it is
 //                        0. With `alone` ~c where only edges of column c do, or with weights ~s where only that
 //                        of slot s does, the value is no NaN, and no 0 is counted
