@@ -8,27 +8,40 @@
 namespace gnnfast {
 namespace {
 
-// kDotWhereFirst from where it went: each element of a row is the product of one edge, whatever the number of edges.
-template <class T>
-void first_products(const SddmmArgs& p) {
-  std::vector<int32_t> column_of(p.m.num_edges);  // by the edge's id
-  const T *a = static_cast<const T*>(p.a), *b = static_cast<const T*>(p.b);
-  T* out = static_cast<T*>(p.out);
-  const int64_t segment = p.width / p.heads;
-  parallel_rows(p.m.rowptr, p.m.num_rows, p.heads, [&](int64_t row_begin, int64_t row_end) {
-    for (int64_t row = row_begin; row < row_end; ++row) {
-      for (int64_t e = p.m.rowptr[row]; e < p.m.rowptr[row + 1]; ++e) {
-        const int64_t id = p.m.perm ? p.m.perm[e] : e;
-        column_of[id] = p.m.col[e];
-        std::fill_n(out + id * p.heads, p.heads, T{0});
-      }
-      for (int64_t f = 0; f < p.width; ++f) {
-        const int64_t id = p.arg[row * p.width + f];
-        if (id < 0 || id >= p.m.num_edges) continue;
-        out[id * p.heads + f / segment] += a[row * p.width + f] * b[column_of[id] * p.width + f];
+// out[id, head] += product(id, i, f) for each element i = row * F + f of arg [rows, F] that names an edge; no two rows name
+// one.
+template <class T, class Product>
+void add_at_first(const int32_t* arg, int64_t rows, int64_t width, int64_t heads, int64_t num_edges, T* out,
+                  const Product& product) {
+  const int64_t segment = width / heads, chunks = thread_count(rows * width, kGrain);
+  parallel_chunks(chunks, [&](int64_t c) {
+    const int64_t row_end = rows * (c + 1) / chunks;
+    for (int64_t row = rows * c / chunks; row < row_end; ++row) {
+      const int64_t ahead = row + 1 < row_end ? width : 0;
+      for (int64_t f = 0; f < width; ++f) {
+        const int64_t i = row * width + f, id = arg[i], head = segment == 1 ? f : f / segment;
+        __builtin_prefetch(out + std::max(arg[i + ahead], 0) * heads + head, 1);  // places of the next row
+        if (id >= 0 && id < num_edges) out[id * heads + head] += product(id, i, f);
       }
     }
   });
+}
+
+// kDotWhereFirst from where it went, in zeros: each element of a row is the product of one edge, however many there are.
+template <class T>
+void first_products(const SddmmArgs& p) {
+  const T *a = static_cast<const T*>(p.a), *b = static_cast<const T*>(p.b);
+  T* out = static_cast<T*>(p.out);
+  std::vector<int32_t> by_id;
+  if (p.m.perm) {
+    by_id.resize(p.m.num_edges);
+    parallel_rows(p.m.rowptr, p.m.num_rows, 1, [&](int64_t row_begin, int64_t row_end) {
+      for (int64_t e = p.m.rowptr[row_begin]; e < p.m.rowptr[row_end]; ++e) by_id[p.m.perm[e]] = p.m.col[e];
+    });
+  }
+  const int32_t* column_of = p.m.perm ? by_id.data() : p.m.col;
+  add_at_first(p.arg, p.m.num_rows, p.width, p.heads, p.m.num_edges, out,
+               [&](int64_t id, int64_t i, int64_t f) { return a[i] * b[column_of[id] * p.width + f]; });
 }
 
 enum CombineOp : int64_t { kAdd, kSubtract, kMultiply };
@@ -91,20 +104,12 @@ Tensor scatter_first(const Tensor& grad_, const Tensor& arg_, int64_t num_edges,
   GNNFAST_CHECK(grad.scalar_type() == ScalarType::Float || grad.scalar_type() == ScalarType::Double,
                 "grad must be float32 or float64");
   Tensor out = make_zeros(grad, {num_edges, heads}, grad.scalar_type());
-  const int64_t rows = grad.size(0), width = grad.size(1), segment = std::max<int64_t>(width / heads, 1);
-  const int64_t chunks = thread_count(rows * width, kGrain);
   auto run = [&](auto type) {
     using T = typename decltype(type)::type;
     const T* from = grad.const_data_ptr<T>();
     const int32_t* first = arg.const_data_ptr<int32_t>();
     T* to = out.mutable_data_ptr<T>();
-    parallel_chunks(chunks, [&](int64_t c) {
-      for (int64_t i = rows * c / chunks; i < rows * (c + 1) / chunks; ++i)
-        for (int64_t f = 0; f < width; ++f) {
-          const int64_t id = first[i * width + f];
-          if (id >= 0 && id < num_edges) to[id * heads + f / segment] += from[i * width + f];
-        }
-    });
+    add_at_first(first, grad.size(0), grad.size(1), heads, num_edges, to, [&](int64_t, int64_t i, int64_t) { return from[i]; });
   };
   grad.scalar_type() == ScalarType::Float ? run(Type<float>{}) : run(Type<double>{});
   return out;

@@ -32,6 +32,8 @@ void scatter_first(const SpmmArgs& p, int64_t num_cols) {
       for (int64_t f = cut(c); f < cut(c + 1); ++f) {
         const int64_t id = p.arg[i * p.width + f];
         if (id < 0 || id >= p.a.num_edges) continue;
+        if (weight && i + 1 < num_cols)
+          __builtin_prefetch(weight + std::max(0, p.arg[(i + 1) * p.width + f]) * p.heads + f / segment);
         const T share = grad[i * p.width + f];
         out[row_of[id] * p.width + f] += weight ? weight[id * p.heads + f / segment] * share : share;
       }
