@@ -115,9 +115,10 @@ SMALL = {
 }
 # Up to which, on a CPU, torch's own scatter is faster than a kernel over a graph that is already converted.
 TINY_ON_CPU = 1 << 16
-# Bytes of messages and rows of nodes up to which, in training on a GPU, a layer that is not normalised is as fast as PyG writes it:
-# kernels are fewer launches, but their gradients are Python (SAGEConv on 32 to 1,024 molecules, 128 samples: 0.92 to 1.03 of PyG;
-# by torch's operations alone, 0.90 to 1.08). Above, up to SMALL, a first layer is where the graph is new (Cora: 0.89).
+# Bytes of messages and rows of nodes up to which, in training on a GPU, a mean within a layer that is not normalised is as fast as
+# PyG writes it: kernels are fewer launches, but their gradients are Python (SAGEConv on 32 to 1,024 molecules, 128 samples: 0.92 to
+# 1.03 of PyG; by torch's operations alone, 0.90 to 1.08). Above, up to SMALL, it is where the graph is new (0.88 to 0.93); a sum
+# always (GraphConv 0.83 to 0.91, left alone 0.94 to 0.98).
 FEW_BYTES = 1 << 24
 
 

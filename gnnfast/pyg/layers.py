@@ -123,18 +123,20 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
 
 
 def _is_few(module: Any, x: Any, edge_index: Any) -> bool:
-    """Whether there is nothing to gain in training, of larger graphs only where they are new and ``x`` needs no gradient;
-    ``propagate``, which PyG's own calls next, says so and need not ask again. Replays of a captured step do not ask the host."""
+    """Whether there is nothing to gain in training, of larger graphs only for sums, or where the graph is new; ``propagate``, which
+    PyG's own calls next, says so and need not ask again. Replays of a captured step do not ask the host."""
     x = x[0] if type(x) is tuple and x else x
     if type(x) is not Tensor or type(edge_index) is not Tensor or not x.is_cuda or not torch.is_grad_enabled():
         return False
     if x.layout is not _STRIDED or x.dim() != 2 or edge_index.layout is not _STRIDED or edge_index.dim() != 2:
         return False
     num_edges, row_bytes = edge_index.shape[1], x.shape[1] * x.element_size()
-    if not cannot_win(num_edges * row_bytes, True, settings()) or is_capturing() or torch.are_deterministic_algorithms_enabled():
+    moved = num_edges * row_bytes // (1 if x.requires_grad else 2)  # no pass backward, which would be the longer one
+    if not cannot_win(moved, True, settings()) or is_capturing() or torch.are_deterministic_algorithms_enabled():
         return False
     few = (num_edges + x.shape[0]) * row_bytes <= FEW_BYTES * relative_bandwidth()
-    if not few and (x.requires_grad or saved_tensors_are_watched() or _met.again(edge_index, id(module))):
+    means = module.__dict__.get("aggr") == "mean"
+    if means and not few and (saved_tensors_are_watched() or _met.again(edge_index, id(module))):
         return False
     left.edge_index = edge_index
     return True

@@ -12,6 +12,7 @@ from comparison import compare
 from graphs import GRAPHS, relative_error
 
 import gnnfast
+from gnnfast.dispatch import select
 
 pyg = pytest.importorskip("torch_geometric", reason="PyG is not installed")
 from torch_geometric import nn  # noqa: E402
@@ -359,9 +360,28 @@ def test_graphs_that_are_not_so_small_are_served_when_met_again(device, small, m
         gnnfast.disable()
         assert relative_error(found, layer(x, given)) < 1e-5
         gnnfast.enable()
-    gnnfast.clear_report()
-    layer(x.requires_grad_(), edge_index.clone())  # not the first layer
-    assert "PyG's own" not in {kernel for _, kernel, _ in gnnfast.report().kernels}
+
+
+def test_sums_of_small_graphs_are_left_alone_in_training(device, small, monkeypatch):
+    """On a GPU, and where no gradient passes through the messages, of twice as many."""
+    monkeypatch.setattr("gnnfast.pyg.layers.FEW_BYTES", 0)
+    edge_index, n, _ = GRAPHS["random"]()
+    edge_index, x = edge_index.to(device), torch.randn(n, F, device=device)
+    sums, means = (cls(F, 5).to(device) for cls in (nn.GraphConv, nn.SAGEConv))
+
+    def is_left(layer, x, edge_index):
+        gnnfast.clear_report()
+        layer(x, edge_index)
+        return {kernel for _, kernel, _ in gnnfast.report().kernels} == {"PyG's own"}
+
+    on_gpu, leaf, new = device.type == "cuda", x.clone().requires_grad_(), edge_index.clone
+    for layer in (sums, means):
+        layer(x, new())  # what the class computes is found out
+        assert is_left(layer, leaf, new()) == is_left(layer, x, new()) == on_gpu
+    assert is_left(sums, x, edge_index) == is_left(sums, x, edge_index) == on_gpu
+    of_messages = edge_index.shape[1] * F * 4
+    monkeypatch.setitem(select.SMALL, "cuda", select.SMALL["cuda"]._replace(training=of_messages // 2))
+    assert is_left(sums, x, edge_index) == on_gpu and not is_left(sums, leaf, edge_index)
 
 
 def test_small_bipartite_graphs(device, small):
