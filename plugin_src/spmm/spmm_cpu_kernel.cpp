@@ -27,7 +27,7 @@ inline void reduce_block(const SpmmArgs& p, int64_t row, int64_t f0, int64_t las
   if constexpr (kHead) weight += f0 / (width / heads);
   if constexpr (kElement) weight += f0;
   const int32_t *col = p.a.col, *perm = p.a.perm;
-  const int64_t begin = p.a.rowptr[row], end = p.a.rowptr[row + 1], last_slot = p.a.num_edges - 1;
+  const int64_t begin = p.a.rowptr[row], end = p.a.rowptr[row + 1];
   auto at = [last](int n) { return n == N - 1 ? last : int64_t{n} * L; };
   const A sign = p.negate ? -1 : 1, plus = static_cast<A>(p.plus);
 
@@ -41,43 +41,47 @@ inline void reduce_block(const SpmmArgs& p, int64_t row, int64_t f0, int64_t las
     acc[n] = V{} + (OP == kSum ? A{0} : -static_cast<A>(__builtin_inf()));
     aux[n] = Mask{} + static_cast<Slot>(OP == kMaxFirst ? begin : 0);
   }
-  for (int64_t e = begin; e < end; ++e) {
-    const T* source = x + col[e] * width;
-    const int64_t next = e + kPrefetch < last_slot ? e + kPrefetch : last_slot;
-    const T* ahead = x + col[next] * width;
-    if constexpr (kHead || W == kVectorWeight)
-      if (perm) __builtin_prefetch(weight + perm[next] * heads);
+  // The last edges of all have none ahead of them; a comparison for each edge costs a quarter of the time at 16 features.
+  const int64_t last_ahead = p.a.num_edges - kPrefetch;
+  for (int64_t e = begin, reach = kPrefetch; e < end; reach = 0) {
+    for (const int64_t stop = reach && last_ahead < end ? last_ahead : end; e < stop; ++e) {
+      const T* source = x + col[e] * width;
+      const int64_t next = e + reach;
+      const T* ahead = x + col[next] * width;
+      if constexpr (kHead || W == kVectorWeight)
+        if (perm) __builtin_prefetch(weight + perm[next] * heads);
 #pragma GCC unroll 8
-    for (int n = 0; n < N; n += 64 / static_cast<int>(L * sizeof(T)) + (L * sizeof(T) > 64)) {
-      __builtin_prefetch(ahead + at(n));
-      if constexpr (kElement) __builtin_prefetch(weight + (perm ? perm[next] : next) * heads + at(n));
-    }
-    const int64_t id = W != kNoWeight && perm ? perm[e] : e;
-    const A w = kHead ? load(weight + id * heads) : A{1};
-#pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) {
-      V v = load_vector<L>(source + at(n));
-      if constexpr (W != kNoWeight) {
-        V of_edge = V{} + w;
-        if constexpr (kElement) of_edge = load_vector<L>(weight + id * heads + at(n));
-        if constexpr (W == kVectorWeight) of_edge = V{} + load(weight + id * heads + head_of[n]);
-        v = kPlus ? v + plus * of_edge : of_edge * v;
+      for (int n = 0; n < N; n += 64 / static_cast<int>(L * sizeof(T)) + (L * sizeof(T) > 64)) {
+        __builtin_prefetch(ahead + at(n));
+        if constexpr (kElement) __builtin_prefetch(weight + (perm ? perm[next] : next) * heads + at(n));
       }
-      if constexpr (OP == kSum) {
-        acc[n] += v;
-      } else {
-        if constexpr (W != kNoWeight && sizeof(T) < sizeof(A))  // the framework compares messages of the features' dtype
-          for (int l = 0; l < L; ++l) v[l] = round_to<T>(v[l]);
-        v = sign * v;
-        if constexpr (OP == kMax) {  // only one operation waits for the edge before
-          acc[n] = v > acc[n] ? v : acc[n];
-          aux[n] |= v != v;
-          continue;
+      const int64_t id = W != kNoWeight && perm ? perm[e] : e;
+      const A w = kHead ? load(weight + id * heads) : A{1};
+#pragma GCC unroll 8
+      for (int n = 0; n < N; ++n) {
+        V v = load_vector<L>(source + at(n));
+        if constexpr (W != kNoWeight) {
+          V of_edge = V{} + w;
+          if constexpr (kElement) of_edge = load_vector<L>(weight + id * heads + at(n));
+          if constexpr (W == kVectorWeight) of_edge = V{} + load(weight + id * heads + head_of[n]);
+          v = kPlus ? v + plus * of_edge : of_edge * v;
         }
-        const Mask better = (v > acc[n]) | ((v != v) & (acc[n] == acc[n]));
-        if constexpr (OP == kMaxFirst) aux[n] = better ? Mask{} + static_cast<Slot>(e) : aux[n];
-        if constexpr (OP == kMaxCount) aux[n] = better ? Mask{} + Slot{1} : aux[n] - (v == acc[n]);
-        acc[n] = better ? v : acc[n];
+        if constexpr (OP == kSum) {
+          acc[n] += v;
+        } else {
+          if constexpr (W != kNoWeight && sizeof(T) < sizeof(A))  // the framework compares messages of the features' dtype
+            for (int l = 0; l < L; ++l) v[l] = round_to<T>(v[l]);
+          v = sign * v;
+          if constexpr (OP == kMax) {  // only one operation waits for the edge before
+            acc[n] = v > acc[n] ? v : acc[n];
+            aux[n] |= v != v;
+            continue;
+          }
+          const Mask better = (v > acc[n]) | ((v != v) & (acc[n] == acc[n]));
+          if constexpr (OP == kMaxFirst) aux[n] = better ? Mask{} + static_cast<Slot>(e) : aux[n];
+          if constexpr (OP == kMaxCount) aux[n] = better ? Mask{} + Slot{1} : aux[n] - (v == acc[n]);
+          acc[n] = better ? v : acc[n];
+        }
       }
     }
   }
