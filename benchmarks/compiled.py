@@ -141,6 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
     work += [(name, "reddit", "default", device, 10) for name in WIDE if cuda and not options.small]
     # Each in a process of its own, as a compiler's kernel that fails leaves the device unusable to who ran it.
     context, rows = multiprocessing.get_context("spawn"), []
+    title = f"Models under torch.compile, forward and backward, on {options.device}"
     for item in work:
         if not options.models or item[0] in options.models:
             with concurrent.futures.ProcessPoolExecutor(1, context) as pool:
@@ -148,7 +149,9 @@ def main(arguments: list[str] | None = None) -> int:
                     rows.append(pool.submit(in_benchmark, "compiled", measure.__name__, *item).result())
                 except BrokenProcessPool as error:
                     rows.append({"model": item[0], "mode": item[2], "graph": item[1], "note": str(error)})
-    tables.write(options, f"Models under torch.compile, forward and backward, on {options.device}", rows, device, {})
+            if options.out:  # what is there so far
+                tables.save(tables.make_record(title, device, rows, {}), options.out)
+    tables.write(options, title, rows, device, {})
     return 0
 
 

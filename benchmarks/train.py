@@ -6,7 +6,8 @@
 
 Graphs are made, of the sizes of known ones, with planted classes. Models have two layers with ReLU and dropout between them, and
 are trained with Adam. An epoch of "full" is one step on the whole graph, one of "mini" a few steps, whose neighbours are drawn
-within the time: for PyG by this benchmark on the device, with replacement, for DGL by DGL. Before anything is timed both sides
+within the time: for PyG by this benchmark on the device, with replacement, for DGL by DGL; "model" is the same epoch, but for the
+drawing. Before anything is timed both sides
 train on the same batches from the same seed, and their losses must agree. Memory is the peak of an epoch above what was there
 before: on CUDA of torch's allocator, on a CPU of the process (Linux).
 
@@ -240,22 +241,30 @@ def measure(framework: str, name: str, graph: str, source: Source, repeats: int 
         if not row["loss differs by"] < TOLERANCE:
             return row | {"failed": f"losses differ by {row['loss differs by']:.2g}"}
     times: dict[str, list[float]] = {side: [] for side in trainers}
+    steps: dict[str, list[float]] = {side: [] for side in trainers}
     count = 2
     while trainers and len(next(iter(times.values()))) < count:
         nth = len(next(iter(times.values())))
         for side, trainer in trainers.items():
             switches[side]()
             times[side].append(timing.wall_ms(lambda trainer=trainer, nth=nth: trainer.epoch(3 + nth), device))
+            if source.batching == "mini":  # the same epoch, its batches drawn before
+                drawn = [*source.epoch(3 + nth)]
+                steps[side].append(timing.wall_ms(lambda trainer=trainer, drawn=drawn: [trainer.step(b) for b in drawn], device))
         slowest = max(t[0] for t in times.values())
         count = repeats or min(max(int(1e3 * source.size.seconds / slowest), 2), 7)
     for side, found in times.items():
         row |= timing.Sample.of(found).columns(side)
-        if source.batching == "full":
+        if source.batching == "mini":
+            row |= timing.Sample.of(steps[side]).columns(f"{side} model")
+        else:
             switches[side]()
             row[f"{side} accuracy"] = trainers[side].accuracy()
     gnnfast.enable()
     if len(times) == 2:
         row["off / on"] = row["off ms"] / row["on ms"]
+        if source.batching == "mini":
+            row["off / on, model"] = row["off model ms"] / row["on model ms"]
     return row
 
 
@@ -279,6 +288,7 @@ def line(row: tables.Row) -> str:
     times = [f"{side} {tables.cell(row[f'{side} ms'])} ms" for side in ("off", "on") if isinstance(row.get(f"{side} ms"), float)]
     times += [f"{side} {timing.OUT_OF_MEMORY}" for side in ("off", "on") if row.get(f"{side} ms") == timing.OUT_OF_MEMORY]
     ratio = [f"{row['off / on']:.2f}x"] if "off / on" in row else []
+    ratio += [f"{row['off / on, model']:.2f}x in the model"] if "off / on, model" in row else []
     notes = [f"{k}: {row[k]}" for k in ("note", "failed") if k in row]
     return f"{row['group']} {row['model']} on {row['graph']}: {', '.join([*times, *ratio, *notes])}"
 
@@ -287,8 +297,9 @@ def summary(rows: list[tables.Row]) -> list[tables.Row]:
     """Geometric mean and least ratio by framework, batching and graph."""
     parts: dict[tuple[str, str], list[float]] = {}
     for row in rows:
-        if "off / on" in row:
-            parts.setdefault((row["group"], row["graph"]), []).append(row["off / on"])
+        for ratio, what in (("off / on", ""), ("off / on, model", ", model")):
+            if ratio in row:
+                parts.setdefault((row["group"] + what, row["graph"]), []).append(row[ratio])
     return [
         {"kind": kind, "graph": graph, "models": len(found), "geometric mean": timing.geometric_mean(found), "least": min(found)}
         for (kind, graph), found in parts.items()
