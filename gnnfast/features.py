@@ -244,7 +244,12 @@ def eligible(x: Tensor) -> bool:
 def measure(x: Tensor, owner: object, what: str) -> Measured | None:
     """What is known of dense features that ``owner``, a layer, uses for the second time or later; ``None`` for all others. ``what``
     tells its uses apart: several of one pass must not look like several passes."""
-    if not sighted(x, owner, what) or not eligible(x):
+    return measure_sighted(x) if sighted(x, owner, what) else None
+
+
+def measure_sighted(x: Tensor) -> Measured | None:
+    """:func:`measure` for features that were :func:`sighted`, which is asked once in a use: each time is taken for one."""
+    if not eligible(x):
         return None
     if torch.is_grad_enabled() and saved_tensors_are_watched():
         return None

@@ -564,11 +564,10 @@ def _is_cheaper_first(module: Any, call: _Call) -> bool:
     if x.dtype not in REORDERED:
         return False
     num_edges = call.edge_index.shape[1]
-    if not features.sighted(x, module, "order") and saves_little(
-        x.device.type, num_edges, weight.shape[1], weight.shape[0], call.hops
-    ):
+    sighted = features.sighted(x, module, "order")
+    if not sighted and saves_little(x.device.type, num_edges, weight.shape[1], weight.shape[0], call.hops):
         return False  # at once
-    grad, found = torch.is_grad_enabled(), features.measure(x, module, "order")
+    grad, found = torch.is_grad_enabled(), features.measure_sighted(x) if sighted else None
     shares = [features.share(x, found, what) for what in ("aggregate", "product")] if found else [1.0, 1.0]
     layer = Layer(
         x.device.type,
