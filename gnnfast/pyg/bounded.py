@@ -6,13 +6,12 @@ others of its chunk, or leaves something behind, is none that may be computed in
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -23,13 +22,13 @@ from torch.utils.checkpoint import checkpoint
 from gnnfast.config import settings
 from gnnfast.dispatch import edges
 from gnnfast.graph import Graph
+from gnnfast.pyg import effects
 from gnnfast.unsupported import Unsupported
 
 SHARE = 0.5  # of the free memory that messages may take before they are computed in chunks, ...
 CHUNK, CHUNK_SHARE = 4 << 30, 0.25  # ... of at most so many bytes, and this share of what is free
 FEWEST = 1 << 14  # edges of a chunk: with fewer the host decides
 PROBE = 512  # edges whose messages are looked at
-_LIBRARIES = ("torch.", "torch_geometric.")  # whose modules leave nothing behind, but for those that are known to
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
@@ -98,38 +97,6 @@ class State:
                 )
 
 
-@functools.lru_cache(maxsize=256)
-def _stores(code: CodeType) -> bool:
-    """Whether a function assigns to what outlives it."""
-    return any(
-        i.opname in ("STORE_ATTR", "STORE_GLOBAL", "DELETE_ATTR") or (i.opname == "STORE_DEREF" and i.argval in code.co_freevars)
-        for i in dis.get_instructions(code)
-    ) or any(_stores(inner) for inner in code.co_consts if isinstance(inner, CodeType))
-
-
-@functools.lru_cache(maxsize=256)
-def _leaves_something(code: CodeType) -> bool:
-    """Whether a function writes to what outlives it, or may."""
-    for i in dis.get_instructions(code):
-        if i.opname == "STORE_SUBSCR" or i.opname.startswith("INPLACE_") or (i.opname == "BINARY_OP" and i.argrepr.endswith("=")):
-            return True
-        if i.opname in ("LOAD_METHOD", "LOAD_ATTR") and isinstance(i.argval, str) and _writes(i.argval):
-            return True
-    return _stores(code) or any(_leaves_something(inner) for inner in code.co_consts if isinstance(inner, CodeType))
-
-
-def _helpers(cls: type, code: CodeType) -> Iterator[CodeType]:
-    """The code of methods of a class that a function names."""
-    for name in code.co_names:
-        method = inspect.getattr_static(cls, name, None)
-        if isinstance(method, FunctionType):
-            yield method.__code__
-
-
-def _writes(method: str) -> bool:
-    return method in ("append", "extend") or (method.endswith("_") and not method.startswith("_"))
-
-
 def per_edge(names: tuple[str, ...], kwargs: dict[str, Any], graph: Graph) -> tuple[str, ...]:
     """Which arguments of ``propagate`` have a row for each edge. ``names`` are those that message() and its like ask for. Raises
     Unsupported where that cannot be told."""
@@ -146,7 +113,7 @@ def per_edge(names: tuple[str, ...], kwargs: dict[str, Any], graph: Graph) -> tu
 def why_not(module: Any, names: tuple[str, ...]) -> str:
     """Why messages cannot be computed in parts, if that can be seen from the module; else empty."""
     code = type(module).message.__code__
-    if any(map(_leaves_something, (code, *_helpers(type(module), code)))):
+    if any(map(effects.leaves_something, (code, *effects.helpers(type(module), code)))):
         return "message() leaves something behind"
     used = code.co_names
     if module.training and "training" in used and "dropout" not in used:
@@ -159,9 +126,9 @@ def why_not(module: Any, names: tuple[str, ...]) -> str:
     for m in module.modules():
         if m is not module and (m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks):
             return f"hooks are registered on a {type(m).__name__}"
-        if m is not module and not type(m).__module__.startswith(_LIBRARIES):
+        if m is not module and not effects.is_of_library(type(m)):
             forward = inspect.getattr_static(type(m), "forward", None)
-            if isinstance(forward, FunctionType) and _stores(forward.__code__):
+            if isinstance(forward, FunctionType) and effects.stores(forward.__code__):
                 return f"{type(m).__name__} leaves something behind"
         if m.training and isinstance(m, torch.nn.utils.parametrize.ParametrizationList):
             return "a parametrisation may change with each use"

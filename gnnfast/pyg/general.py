@@ -20,6 +20,7 @@ from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.pyg import bounded, guards
 from gnnfast.pyg.adjacency import graph_of
 from gnnfast.pyg.aggregations import is_softened, kinds_of, may_be_several, temperature_of
+from gnnfast.pyg.kinds import version_of
 from gnnfast.pyg.messages import SPECIAL
 from gnnfast.pyg.rows import Call, existing, may_not_exist, passes
 from gnnfast.pyg.verdict import COLLECT, GENERIC, Steps, check_steps
@@ -86,8 +87,14 @@ def propagate(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
     sizes, collected = _collect(module, edge_index, size, kwargs, ends, collect, rows)
     found.append(_graph(module, edge_index, sizes))
 
+    version = version_of(edge_index)
+
     def aggregated(exist: bool) -> Any:
         messages = module.message(**_arguments(steps.message, collected, exist))
+        if not exist and rows is not None:
+            rows.check_kept()
+        if version_of(edge_index) != version:  # message() has written into it: the graph is another than that of ``ends``
+            return module.aggregate(existing(messages), **_arguments(steps.aggregate, collected))
         return existing(_aggregate(module, steps, messages, ends, collected, why, None if exist else rows))
 
     found_out = None if rows is None else rows.run(lambda: aggregated(False))

@@ -117,9 +117,11 @@ class Weighted:
     def _per_head(self, t: Tensor) -> Tensor:
         return t.reshape(t.shape[0], self.heads, -1)
 
-    def aggregate(self, reduce: str, training: bool) -> Tensor:
-        """The reduction at each destination."""
+    def aggregate(self, reduce: str, training: bool) -> Tensor | None:
+        """The reduction at each destination; of a sum over heads, if it is linear."""
         self.check()
+        if self.heads_summed and reduce not in LINEAR:
+            return None
         weight = self.weight.view(-1) if self.heads == 1 else self.weight
         if not self.heads_summed:
             return _aggregated(self.rows, weight, reduce, training, self.tail)
@@ -205,6 +207,7 @@ class Term:
 
     def activated(self, act: str) -> Term:
         """With an activation, in place of none."""
+        self.check()
         return Term(self.src, self.scale, self.shift, self.edge, self.own, self.product, act)
 
     @staticmethod
@@ -224,6 +227,8 @@ class Term:
         """The sum of both, neither of which has an activation."""
         if self.act != "identity" or other.act != "identity" or (self.src and other.src and (self.scale or other.scale)):
             return None
+        self.check()
+        other.check()
         product = self.product or other.product
         if self.product and other.product:
             if self.product[0] is not other.product[0]:
@@ -246,6 +251,7 @@ class Term:
         src, shift = self.src, self.shift
         if self.act != "identity":
             return None
+        self.check()
         if shift is not None and saves(shift):
             shift = shift.of(shift.kept() + by)
         elif src is not None and self.scale is None and saves(src):
@@ -318,8 +324,10 @@ class Gate:
         terms = *self.terms, *other.terms
         if len(terms) > gates.MOST_FACTORS:
             return None
-        self.check()
-        other.check()
+        for part in (self, other):
+            part.check()
+        for term in terms:
+            term.check()
         weights = [g.weight for g in (self, other) if g.weight is not None]
         weight = math.prod(weights[1:], start=weights[0]) if weights else None
         return Gate(*terms, weight=weight, number=self.number * other.number)

@@ -59,6 +59,7 @@ def _seen_as(t: Rows, tail: tuple[int, ...] | None) -> Any:
     if isinstance(kind, Gathered):
         return Gathered(kind.call, kind.x.reshape(kind.x.shape[0], *tail), kind.side, kind.own, t)
     if isinstance(kind, Weighted):
+        kind.check()
         return Weighted(kind.rows, kind.weight, kind.heads, tail, kind.heads_summed)
     return NotImplemented
 
@@ -292,7 +293,7 @@ def _added(a: Any, b: Any, how: str) -> Any:
     if isinstance(kinds[0], Gathered) and isinstance(kinds[1], Gathered):
         return _pair(*kinds, how)
     if kinds[0] is not None and saves(kinds[0]) and (_is_number(b) or _is_of_all(b, kinds[0])):
-        return kinds[0].of(getattr(kinds[0].x, how)(b))
+        return kinds[0].of(getattr(kinds[0].kept(), how)(b))
     if how == "add":
         for kind, other in zip(kinds, (b, a)):
             if isinstance(kind, (Gate, Pair)) and gates.takes(kind.like) and _is_of_all(other, kind):
@@ -304,7 +305,7 @@ def _added(a: Any, b: Any, how: str) -> Any:
         if None not in kinds and kinds[0].shape == kinds[1].shape and kinds[0].like.dtype is kinds[1].like.dtype:
             return _total(*kinds)
     if how == "add" and kinds[1] is not None and saves(kinds[1]) and (_is_number(a) or _is_of_all(a, kinds[1])):
-        return kinds[1].of(kinds[1].x.add(a))
+        return kinds[1].of(kinds[1].kept().add(a))
     return NotImplemented
 
 
@@ -315,7 +316,7 @@ def _div(a: Any, b: Any, **kwargs: Any) -> Any:
         return NotImplemented
     if isinstance(kind, (Gate, Pair)) and b:
         return _multiplied(kind, 1 / b)
-    return kind.of(kind.x / b) if saves(kind) else NotImplemented
+    return kind.of(kind.kept() / b) if saves(kind) else NotImplemented
 
 
 def _total(kind: Any, other: Any) -> Any:
@@ -395,13 +396,14 @@ def _sum(t: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
         return NotImplemented
     dim %= t.dim()
     if isinstance(kind, Gathered):
-        return kind.of(kind.x.sum(dim, keepdim)) if saves(kind) else NotImplemented
+        return kind.of(kind.kept().sum(dim, keepdim)) if saves(kind) else NotImplemented
     if isinstance(kind, Pair) and kind.how == "mul" and dim == t.dim() - 1 and kind.a.x.dtype in FEATURE_DTYPES:
         return _dot(kind, keepdim)
     if not isinstance(kind, Weighted) or kind.heads_summed or keepdim:
         return NotImplemented
+    kind.check()
     if kind.heads == 1 and saves(kind.rows):
-        x = kind.rows.x.reshape(-1, *kind.tail).sum(dim)
+        x = kind.rows.kept().reshape(-1, *kind.tail).sum(dim)
         return Weighted(kind.rows.of(x), kind.weight, 1, x.shape[1:])
     if dim == 1 and len(kind.tail) == 2 and kind.tail[0] == kind.heads:
         return Weighted(kind.rows, kind.weight, kind.heads, kind.tail[1:], True)

@@ -3,7 +3,8 @@
 operations make of them: :mod:`gnnfast.pyg.lazy`.
 
 Where that cannot be right, ``Exists`` ends the attempt, and ``message()`` runs again on rows that exist: an operation that
-``__torch_function__`` does not see, or one without gradients, such as within an autograd function, which would lose them.
+``__torch_function__`` does not see, or one without gradients, such as within an autograd function, which would lose them. So what
+can be seen to leave traces (:mod:`gnnfast.pyg.effects`) gets rows that exist at once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.nn import functional
 from gnnfast.dispatch import edges, several, softened
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_DST, BY_SRC
+from gnnfast.pyg import effects
 from gnnfast.pyg.kinds import Exists, Gathered, Joined, Kind, Weighted, version_of
 from gnnfast.stream import is_capturing
 
@@ -48,6 +50,14 @@ class Call:
         if not self.gained:
             _learn(self.module, hopeless=True)
         return found
+
+    def check_kept(self) -> None:
+        """Raises Exists where a user's ``message()`` keeps rows with the layer, whose gradients somebody may ask for: what is
+        reduced must be made of them."""
+        if effects.is_of_library(type(self.module).message):
+            return
+        if any(type(v) is Rows and v.kind is not None for v in self.module.__dict__.values()):
+            raise Exists
 
     def learn_passes(self, row_bytes: int) -> None:
         """Remembers how often operations have read or written rows of so many bytes at each edge."""
@@ -92,7 +102,8 @@ class Call:
 
     def any_reduction(self, messages: Any) -> bool:
         """Whether there are kernels for each reduction of messages, so that they never have to exist."""
-        return isinstance(kind_of(messages), (Gathered, Weighted))
+        kind = kind_of(messages)
+        return isinstance(kind, Gathered) or (isinstance(kind, Weighted) and not kind.heads_summed)
 
     def is_destinations(self, index: Any) -> bool:
         """Whether ids are the destinations of the edges."""
@@ -164,8 +175,8 @@ class Rows(Tensor):
         call = kind.call
         if func is _REQUIRES_GRAD:
             return call.grad_enabled and kind.requires_grad
-        if torch.is_grad_enabled() != call.grad_enabled:
-            raise Exists
+        if torch.is_grad_enabled() != call.grad_enabled or (call.grad_enabled and saved_tensors_are_watched()):
+            raise Exists  # within an autograd function, or torch.utils.checkpoint, whose repetition would find rows that exist
         if _writes(func, args, kwargs):
             call.settle()
         handler = HANDLERS.get(func)
@@ -185,23 +196,13 @@ class Rows(Tensor):
         return func(*_existing(args), **_existing(kwargs or {}))
 
 
-def _modules(module: Any) -> list[Any]:
-    """A module and those within it, whether or not they have a hash, by which torch tells them apart."""
-    found: dict[int, Any] = {}
-    left = [module]
-    while left:
-        m = left.pop()
-        if m is not None and id(m) not in found:
-            found[id(m)] = m
-            left += m._modules.values()
-    return list(found.values())
-
-
 def _restorer(module: torch.nn.Module, device: torch.device) -> Callable[[], None]:
     """What makes torch's generators and the buffers of a layer what they are now, as if a function had not begun to run."""
     state = torch.get_rng_state()
     of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" and not is_capturing() else None
-    buffers = [(m, n, b, version_of(b), b.clone()) for m in _modules(module) for n, b in m._buffers.items() if b is not None]
+    buffers = [
+        (m, n, b, version_of(b), b.clone()) for m in effects.modules_of(module) for n, b in m._buffers.items() if b is not None
+    ]
 
     def restore() -> None:
         torch.set_rng_state(state)
@@ -304,13 +305,16 @@ def passes(module: torch.nn.Module) -> float:
 
 
 MANY_PASSES = 24.0
+MOST_COPIED = 1 << 18  # elements of a buffer, which is copied in each call lest message() writes into it and runs again
 
 
 def may_not_exist(module: torch.nn.Module, ends: edges.Ends, place: str) -> Call | None:
     """What the ``message()`` of a layer gets its rows from, if they may not have to exist."""
     if _known(module).hopeless or (torch.is_grad_enabled() and saved_tensors_are_watched()):
         return None  # a forward pass and its repetition must save the same, whatever was found in between
-    return Call(module, ends, place)
+    if any(b.numel() > MOST_COPIED for m in effects.modules_of(module) for b in m._buffers.values() if b is not None):
+        return None
+    return Call(module, ends, place) if effects.may_run_twice(module) else None
 
 
 def existing(value: Any) -> Any:

@@ -151,7 +151,8 @@ def check_steps(module: Any, collect: str = COLLECT) -> Steps:
         raise Unsupported("a method of message passing is no plain function") from None
     if isinstance(steps, str):
         raise Unsupported(steps)
-    return steps if is_plain(aggregation) else steps._replace(reduce="")  # type: ignore[no-any-return]
+    plain = aggregation is None or is_plain(aggregation)  # None: the user's aggregate() does it all
+    return steps if plain else steps._replace(reduce="")  # type: ignore[no-any-return]
 
 
 _steps: dict[tuple[int, type, str], tuple[known.Watch, weakref.ref[type]]] = {}
