@@ -22,7 +22,7 @@ from torch.nn.modules import module as torch_module
 
 from gnnfast.cache import cache
 from gnnfast.dgl.backend import meets_first, unsupported_operands
-from gnnfast.dgl.structure import known, starves, structure
+from gnnfast.dgl.structure import ends, known, starves, structure
 from gnnfast.dispatch import execute
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.reporting import ran
@@ -83,6 +83,12 @@ def _pair(graph: Any, feat: Any) -> tuple[Any, Any]:
     if not isinstance(feat, Tensor):
         raise Unsupported(f"features are a {type(feat).__name__}")
     return feat, feat[: graph.number_of_dst_nodes()] if graph.is_block else feat
+
+
+def _check_frames(graph: Any, feat: Any) -> None:
+    """For layers that keep rows of both ends under one name: DGL reads those of destinations twice where there is one frame."""
+    if isinstance(feat, tuple) and not graph.is_block and graph.srctypes == graph.dsttypes:
+        raise Unsupported("a pair of features for nodes of one type")
 
 
 def _check(module: Any, graph: Any, pair: tuple[Any, Any], starving: bool = False) -> Any:
@@ -205,10 +211,12 @@ def _gatv2(module: Any, graph: Any, place: str, feat: Any, get_attention: Any) -
         left, right = module.fc_src(h_src), module.fc_dst(h_dst)
     fits = _fits(left, (num_src, heads * width), pair[0]) and _fits(right, (num_dst, heads * width), pair[0])
     rst = None
-    if fits and module.attn.shape == (1, heads, width) and not meets_first(gidx):
+    attn = module.attn
+    fits = fits and attn.shape == (1, heads, width) and attn.dtype is left.dtype and attn.device == left.device
+    if fits and not meets_first(gidx):
         slope, dropout = module.leaky_relu.negative_slope, module.attn_drop.p if module.attn_drop.training else 0.0
         graph_of = structure(gidx)
-        rst = execute.gatv2_attention(graph_of, right, left, module.attn.view(-1), heads, slope, dropout, place=place)
+        rst = execute.gatv2_attention(graph_of, right, left, attn.view(-1), heads, slope, dropout, place=place)
     fused = rst is not None
     if rst is not None:
         known(gidx).calls += 1
@@ -229,6 +237,7 @@ def _check_attention(module: Any) -> None:
 
 def _dot_gat(module: Any, graph: Any, place: str, feat: Any, get_attention: Any) -> Any:
     pair = _pair(graph, feat)
+    _check_frames(graph, feat)
     gidx = _check(module, graph, pair)
     if meets_first(gidx):
         raise Unsupported("a small graph that was not met before")
@@ -256,6 +265,7 @@ def _dot_gat(module: Any, graph: Any, place: str, feat: Any, get_attention: Any)
 
 def _agnn(module: Any, graph: Any, place: str, feat: Any) -> Any:
     pair = _pair(graph, feat)
+    _check_frames(graph, feat)
     gidx = _check(module, graph, pair)
     if meets_first(gidx):
         raise Unsupported("a small graph that was not met before")
@@ -333,7 +343,7 @@ def _edge_weights(gidx: Any, norm: str, dtype: torch.dtype) -> Tensor | None:
 
     def build() -> Tensor:
         with torch.no_grad(), torch.inference_mode(False):
-            src, dst = _ends(gidx)
+            src, dst = ends(gidx)
             made = _inverse(_degrees(src, of.num_src), norm, dtype).index_select(0, src)
             return made * _inverse(_degrees(dst, of.num_dst), norm, dtype).index_select(0, dst) if norm == "both" else made
 
@@ -342,11 +352,6 @@ def _edge_weights(gidx: Any, norm: str, dtype: torch.dtype) -> Tensor | None:
 
 def _degrees(ids: Tensor, count: int) -> Tensor:
     return torch.zeros(count, dtype=torch.int32, device=ids.device).index_add_(0, ids, ids.new_ones(ids.numel(), dtype=torch.int32))
-
-
-def _ends(gidx: Any) -> tuple[Tensor, Tensor]:
-    """Source and destination of each edge of an index with one edge type, by edge id."""
-    return gidx.ends() if hasattr(type(gidx), "ends") else gidx.edges(0, "eid")[:2]
 
 
 def _sage(module: Any, graph: Any, place: str, feat: Any, edge_weight: Any) -> Any:

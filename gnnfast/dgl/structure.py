@@ -139,6 +139,21 @@ def host_edges(gidx: Any, etype: int, prefer_coo: bool = True) -> tuple[str, lis
     return kind, _tensors(dgl_index._CAPI_DGLHeteroGetAdj(gidx, etype, kind == "csc", "csr"), 3)
 
 
+def ends(gidx: Any) -> tuple[Tensor, Tensor]:
+    """Source and destination of each edge of an index with one edge type, by edge id."""
+    if hasattr(type(gidx), "ends"):  # it is on a GPU
+        return gidx.ends()  # type: ignore[no-any-return]
+    kind, arrays = host_edges(gidx, 0)
+    if kind == "coo":
+        return arrays[0], arrays[1]
+    indptr, far, ids = arrays
+    near = torch.arange(indptr.numel() - 1, dtype=far.dtype).repeat_interleave(indptr.diff())
+    if ids.numel():
+        order = ids.long()
+        near, far = (torch.empty_like(far).index_copy_(0, order, t) for t in (near, far))
+    return (far, near) if kind == "csc" else (near, far)
+
+
 def share(gidx: Any, other: Any) -> None:
     """Lets another index of the same edges know what is known of this one."""
     other.__dict__[_KNOWN] = known(gidx)

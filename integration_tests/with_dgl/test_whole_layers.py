@@ -158,6 +158,34 @@ def test_pairs(layer, idtype, device):
         assert served(report, layer) and not report.fallbacks, name
 
 
+@pytest.mark.parametrize("layer", PAIRS)
+def test_pairs_for_nodes_of_one_type(layer, device):
+    """As HeteroGraphConv passes them; what both ends write under one name in DGL's frames is the destinations'."""
+    layer, g = PAIRS[layer]().double(), square("random", device=device)
+    width = 6 if getattr(layer, "_in_dst_feats", F) == 6 else F
+    x, y = randn(g.num_nodes(), F, device=device), randn(g.num_nodes(), width, device=device)
+    compare(Pair(layer), g, x, y, tolerance=TIGHT)
+
+
+@pytest.mark.parametrize("formats", [["csr", "csc"], ["coo"], ["csr", "csc", "coo"]], ids="-".join)
+@pytest.mark.parametrize("layer", [name for name in LAYERS if name not in ATTENTION])  # for which DGL asks the others
+def test_graphs_with_some_formats(layer, formats):
+    for name in ("random", "hub"):
+        g = square(name).formats(formats)
+        compare(LAYERS[layer]().double(), g, randn(g.num_nodes(), F), tolerance=TIGHT)
+
+
+def test_parameters_of_another_dtype():
+    """DGL makes some of float32 whatever the default is."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        layer = nn.GATv2Conv(F, 4, 2, allow_zero_in_degree=True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    g = square("random")
+    compare(layer, g, randn(g.num_nodes(), F), tolerance=1e-6)
+
+
 @pytest.mark.parametrize("layer", LAYERS)
 def test_blocks(layer, device):
     g = block(device=device)
