@@ -10,11 +10,10 @@ where their rows per edge would not fit half of the free memory.
 
 from __future__ import annotations
 
-import argparse
+import functools
 import gc
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,32 +69,38 @@ def measure(name: str, graph: Graph, edge_index: Tensor, score: str, heads: int,
     sides: dict[str, Callable[[], Tensor]] = {"gnnfast": lambda: gnnfast_attention(graph, score, *leaves, heads)}
     if _fits(edges * heads * width * 4 * 6, device):
         sides["PyG"] = lambda: pyg_attention(edge_index, score, *leaves, heads)
-    results = {}
-    for label, attention in sides.items():
+
+    def forward(attention: Callable[[], Tensor]) -> Tensor:
+        with torch.no_grad():
+            return attention()
+
+    def both(attention: Callable[[], Tensor]) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(attention(), leaves, seed)
+
+    def switch(label: str) -> None:
         (gnnfast.enable if label == "gnnfast" else gnnfast.disable)()
 
-        def forward(attention: Callable[[], Tensor] = attention) -> Any:
-            with torch.no_grad():
-                return attention()
-
-        def both(attention: Callable[[], Tensor] = attention) -> Any:
-            return torch.autograd.grad(attention(), leaves, seed)
-
+    results = {}
+    for label, attention in sides.items():
+        switch(label)
         for _ in range(6):  # schedules get better with use
-            both()
-        results[label] = [forward(), *both()]
-        row |= timing.sample(forward, device, repeats).columns(f"{label} forward")
-        row |= timing.sample(both, device, repeats).columns(f"{label} both")
+            both(attention)
+        results[label] = [forward(attention), *both(attention)]
+    for found, expected in zip(*results.values()) if len(results) == 2 else ():
+        error = float((found - expected).norm() / expected.norm().clamp(min=1e-30))
+        if not error < TOLERANCE:
+            raise SystemExit(f"gnnfast bench attention: results of {row} differ by {error:.2g}")
+    results.clear()
+    for label, attention in sides.items():
+        switch(label)
+        row |= timing.sample(functools.partial(forward, attention), device, repeats).columns(f"{label} forward")
+        row |= timing.sample(functools.partial(both, attention), device, repeats).columns(f"{label} both")
         if device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()
-            row[f"{label} GiB"] = timing.peak_gib(both, torch.cuda.memory_allocated())
+            row[f"{label} GiB"] = timing.peak_gib(functools.partial(both, attention), torch.cuda.memory_allocated())
     gnnfast.enable()
     if "PyG" in sides:
-        for found, expected in zip(*results.values()):
-            error = float((found - expected).norm() / expected.norm().clamp(min=1e-30))
-            if not error < TOLERANCE:
-                raise SystemExit(f"gnnfast bench attention: results of {row} differ by {error:.2g}")
         for what in ("forward", "both"):
             row[f"PyG / gnnfast {what}"] = row[f"PyG {what} ms"] / row[f"gnnfast {what} ms"]
     print(", ".join(f"{k} {tables.cell(v)}" for k, v in row.items()), flush=True)
@@ -119,16 +124,20 @@ def _graph(name: str, device: torch.device) -> tuple[Graph, Tensor]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="gnnfast bench attention", description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--graphs", nargs="*", help=f"{GRAPHS} if not given")
+    parser = tables.make_parser("attention", __doc__.splitlines()[0])
+    tables.add_device(parser)
+    of_device = "; ".join(f"{', '.join(names)} on {device}" for device, names in GRAPHS.items())
+    parser.add_argument("--graphs", nargs="+", metavar="NAME", help=f"if not given, {of_device}")
     parser.add_argument("--scores", nargs="*", choices=SCORES, default=SCORES)
     parser.add_argument("--repeats", type=int, help="calls of each; as many as fill 60 ms if not given")
     tables.add_output(parser)
     options = parser.parse_args(arguments)
     device, rows = torch.device(options.device), []
     wanted = options.graphs or GRAPHS[options.device]
-    if not options.graphs and any(graphs.missing(name, "real" if name in graphs.REAL else "community") for name in wanted):
+    lacking = [reason for name in wanted if (reason := graphs.missing(name, "real" if name in graphs.REAL else "community"))]
+    if options.graphs and lacking:
+        parser.error(f"--graphs: {lacking[0]}")
+    if lacking:
         wanted = graphs.MADE[:1] if device.type == "cpu" else ("arxiv-size", "reddit")
         print(f"without the graphs of the folder that GNNFAST_DATA names: made ones, {', '.join(wanted)}", flush=True)
     for name in wanted:

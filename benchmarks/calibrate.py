@@ -10,7 +10,6 @@ Seen again: on the graphs of the SpMM benchmark, what gnnfast does by itself aga
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 from collections.abc import Iterator
@@ -164,9 +163,7 @@ def chart(rows: list[tables.Row], path: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="gnnfast bench calibrate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tables.make_parser("calibrate", __doc__)
     tables.add_output(parser, chart=True)
     parser.add_argument("--write", metavar="FILE", help="write the fitted costs, in the form of gnnfast/dispatch/calibration.json")
     parser.add_argument("--from", dest="source", metavar="RESULT.json", help="draw the chart again, measure nothing")

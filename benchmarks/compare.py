@@ -10,7 +10,6 @@ larger, failed, or out of memory where it was not.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,8 +92,10 @@ def read(path: str) -> dict[str, Any]:
     """A record. Raises ValueError if the file has none."""
     try:
         record = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from None
     if not isinstance(record, dict) or tables.RECORD - record.keys():
         raise ValueError(f"{path} is no record of measurements; accepted is what --out wrote")
     return record
@@ -102,9 +103,7 @@ def read(path: str) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns 1 if there is a regression, 2 if the files cannot be compared."""
-    parser = argparse.ArgumentParser(
-        prog="gnnfast bench compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tables.make_parser("compare", __doc__)
     parser.add_argument("old", metavar="OLD.json")
     parser.add_argument("new", metavar="NEW.json")
     parser.add_argument("--least", type=float, default=0.05, help="the least change that counts (0.05: a twentieth)")

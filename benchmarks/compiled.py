@@ -7,14 +7,12 @@ gnnfast bench compiled --small ...                                       one of 
 
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
 import copy
 import functools
 import multiprocessing
 import sys
 from collections.abc import Callable
-from concurrent.futures.process import BrokenProcessPool
 
 import torch
 from torch import Tensor, nn
@@ -127,9 +125,9 @@ def measure(name: str, graph: str, mode: str, device: torch.device, repeats: int
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="gnnfast bench compiled", description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--models", nargs="*", choices=(*MODELS, *WIDE), default=None)
+    parser = tables.make_parser("compiled", __doc__.splitlines()[0])
+    tables.add_device(parser)
+    parser.add_argument("--models", nargs="*", **tables.named((*MODELS, *WIDE)))
     parser.add_argument("--small", action="store_true", help="a graph of Cora's size")
     tables.add_output(parser)
     options = parser.parse_args(arguments)
@@ -147,8 +145,9 @@ def main(arguments: list[str] | None = None) -> int:
             with concurrent.futures.ProcessPoolExecutor(1, context) as pool:
                 try:
                     rows.append(pool.submit(in_benchmark, "compiled", measure.__name__, *item).result())
-                except BrokenProcessPool as error:
-                    rows.append({"model": item[0], "mode": item[2], "graph": item[1], "note": str(error)})
+                except Exception as error:  # such as a kernel of the compiler's, or the death of the process
+                    note = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                    rows.append({"model": item[0], "mode": item[2], "graph": item[1], "note": note})
             if options.out:  # what is there so far
                 tables.save(tables.make_record(title, device, rows, {}), options.out)
     tables.write(options, title, rows, device, {})

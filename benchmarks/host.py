@@ -20,7 +20,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +28,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GINEConv, P
 
 import gnnfast
 from gnnfast.cache import cache
+from gnnfast.sides import own_process
 
 from . import graphs, host_dgl, tables, timing
 
@@ -243,10 +243,8 @@ class Apart:
     """A process in which gnnfast is on, or off."""
 
     def __init__(self, device: str, on: bool) -> None:
-        command = [sys.executable, "-W", "ignore", "-m", "gnnfast", "bench", "host", "--device", device, "--serve"]
-        package = str(Path(gnnfast.__file__).parents[1])
-        paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), package]))
-        environment = os.environ | {"GNNFAST": str(int(on)), "PYTHONPATH": paths}
+        given = ("bench", "host", "--device", device, "--serve")
+        command, environment = own_process("gnnfast.cli:main", *given, on=on, flags=("-W", "ignore"))
         self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, what: str, *arguments: Any) -> Any:
@@ -371,11 +369,12 @@ def summary(rows: list[tables.Row]) -> list[tables.Row]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="gnnfast bench host", description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--groups", nargs="*", choices=(*WORK, *host_dgl.WORK), default=(*WORK, *host_dgl.WORK))
-    parser.add_argument("--sizes", nargs="*", help=f"of {SIZES}; all if not given")
-    parser.add_argument("--models", nargs="*", choices=sorted({m for names in MODELS.values() for m in names}))
+    parser = tables.make_parser("host", __doc__.splitlines()[0])
+    tables.add_device(parser)
+    parser.add_argument("--groups", nargs="*", default=(*WORK, *host_dgl.WORK), **tables.named((*WORK, *host_dgl.WORK)))
+    sizes = dict.fromkeys(str(size) for sizes in SIZES.values() for size in sizes)
+    parser.add_argument("--sizes", nargs="*", **tables.named(sizes, "all if not given"))
+    parser.add_argument("--models", nargs="*", **tables.named(sorted({m for names in MODELS.values() for m in names})))
     parser.add_argument("--repeats", type=int, default=3)
     # Python forgets what it has learned about functions that are switched, and learns it again in some 50 calls.
     parser.add_argument("--warmup", type=int, default=16, help="steps before each measurement")
@@ -397,8 +396,11 @@ def main(arguments: list[str] | None = None) -> int:
         options.groups = [g for g in options.groups if g != "full"]
     if options.control:
         options.groups = [g for g in options.groups if g not in host_dgl.WORK]
+    wanted = list(cells(options))
+    if not wanted:
+        parser.error(f"nothing to measure: --groups {' '.join(options.groups)} has none of these --sizes and --models")
     workers = {on: (Apart if options.apart else Here)(options.device, on) for on in (False, True)}
-    for cell in cells(options):
+    for cell in wanted:
         row = measure(cell, workers, options)
         rows.append(row)
         sides = row["sides"].split(" / ")

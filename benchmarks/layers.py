@@ -8,7 +8,6 @@ gnnfast bench layers --all --compiled ...                            beside PyG 
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
 import gc
@@ -113,6 +112,12 @@ def gradients(layer: torch.nn.Module, x: Tensor, edge_index: Tensor) -> list[Ten
     return [p.grad.clone() for p in leaves if p.grad is not None]
 
 
+def difference(found: list[Tensor], expected: list[Tensor]) -> float:
+    """The largest relative difference; what is small beside the others, as a bias may be, counts by their size."""
+    largest = max(float(b.norm()) for b in expected)
+    return max(float((a - b).norm()) / max(float(b.norm()), 0.05 * largest) for a, b in zip(found, expected, strict=True))
+
+
 def measure(
     name: str,
     graph: str,
@@ -151,48 +156,45 @@ def measure(
         results[label] = gradients(layer, x, edge_index)
         for _ in range(UNTIL_SETTLED if cuda else 0):
             step(layer, x, edge_index)
+    error = difference(results["gnnfast"], results["PyG"])
+    if not error < TOLERANCE:
+        raise SystemExit(f"gnnfast bench layers: gradients of {name} on {graph} differ by {error:.2g}")
     calls = {label: functools.partial(step, layer, x, edge_index) for label, layer in layers.items()}
     for label, found in timing.in_turn(calls, switch, device, repeats).items():
         row |= found.columns(label)
     switch("PyG")
     if compiled:
-        row |= _compiled(layers["PyG"], x, edge_index, repeats)
+        row |= _compiled(layers["PyG"], x, edge_index, repeats, results["PyG"])
     switch("gnnfast")
     # The floor: what of the layer is not message passing, which no aggregation kernel can speed up.
     row["layer without edges ms"] = timing.median_ms(lambda: step(layer, x, edge_index[:, :0]), device, repeats)
-    largest = max(float(b.norm()) for b in results["PyG"])
-    for a, b in zip(results["gnnfast"], results["PyG"]):
-        error = float((a - b).norm()) / max(float(b.norm()), 0.05 * largest)
-        assert error < TOLERANCE, f"gradients differ by {error}"
     row["PyG / gnnfast"] = row["PyG ms"] / row["gnnfast ms"]
     sizes = f"{graph} {name} {width_in} -> {width_out}"
     print(f"{sizes}: PyG {row['PyG ms']:.3g} ms, gnnfast {row['gnnfast ms']:.3g} ms", file=sys.stderr, flush=True)
     return row
 
 
-def _compiled(layer: torch.nn.Module, x: Tensor, edge_index: Tensor, repeats: int) -> dict[str, Any]:
-    """The columns of PyG's own layer under torch.compile; empty where that fails."""
+def _compiled(layer: torch.nn.Module, x: Tensor, edge_index: Tensor, repeats: int, expected: list[Tensor]) -> dict[str, Any]:
+    """The columns of PyG's own layer under torch.compile; empty where that fails, or has other gradients than ``expected``."""
     torch._dynamo.reset()
     call = torch.compile(layer)
     try:
-        step(call, x, edge_index)
+        error = difference(gradients(call, x, edge_index), expected)
+        if not error < TOLERANCE:
+            raise ValueError(f"gradients differ by {error:.2g}")
         return timing.sample(lambda: step(call, x, edge_index), edge_index.device, repeats).columns("PyG compiled")
-    except Exception as error:
-        print(f"torch.compile: {type(error).__name__}", file=sys.stderr)
+    except Exception as failed:
+        print(f"torch.compile: {type(failed).__name__}: {str(failed).partition(chr(10))[0]}", file=sys.stderr)
         return {}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="gnnfast bench layers", description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--layers", nargs="*", choices=tuple(ALL), default=None)
+    parser = tables.make_parser("layers", __doc__.splitlines()[0])
+    tables.add_device(parser)
+    parser.add_argument("--layers", nargs="*", **tables.named(ALL))
     parser.add_argument("--all", action="store_true", help="layers of every kind of message")
-    parser.add_argument(
-        "--graphs",
-        nargs="*",
-        choices=tuple(graphs.REAL),
-        help="real ones, on a CPU all that are at hand if not given; on a GPU in place of the large ones",
-    )
+    about = "real ones; if not given, on a CPU those at hand, on a GPU large ones"
+    parser.add_argument("--graphs", nargs="*", **tables.named(graphs.REAL, about))
     parser.add_argument("--compiled", action="store_true", help="PyG under torch.compile, too")
     tables.add_output(parser)
     options = parser.parse_args(arguments)

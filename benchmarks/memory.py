@@ -5,21 +5,20 @@
 
 Peaks are above what was there before the first call, which is counted with everything that gnnfast makes and keeps in it. On CUDA
 they are those of torch's allocator; on a CPU those of the resident memory of a process for each side (Linux). For the largest graph
-edges are doubled, 20 a node, until a step does not fit --limit GiB.
+edges are doubled, 20 a node, until a step does not fit --limit GiB. Both sides must have the same gradients.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
-import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import gnnfast
+from gnnfast.sides import own_process
 
 from . import graphs, layers, tables, timing
 
@@ -29,49 +28,63 @@ WIDTH, AVERAGE_DEGREE, FIRST_EDGES, MOST_EDGES = 128, 20, 1 << 20, 1 << 31
 SIDES = ("off", "on")
 
 
-def prepared(name: str, edge_index: torch.Tensor, nodes: int) -> Any:
-    """A step of a layer: forward, backward, with a gradient for the features."""
-    torch.manual_seed(0)
-    device = edge_index.device
-    layer = layers.ALL[name](WIDTH, WIDTH).to(device)
-    x = torch.randn(nodes, WIDTH, device=device, requires_grad=True)
-    return lambda: layers.step(layer, x, edge_index)
+class Found(NamedTuple):
+    """The peak of one layer and side in GiB, or why there is none, and the norms of its gradients."""
+
+    peak: float | str | None
+    norms: list[float]
+
+
+class Prepared:
+    """A layer with features that need a gradient, on a graph."""
+
+    def __init__(self, name: str, edge_index: torch.Tensor, nodes: int) -> None:
+        torch.manual_seed(0)
+        self.edge_index = edge_index
+        self.layer = layers.ALL[name](WIDTH, WIDTH).to(edge_index.device)
+        self.x = torch.randn(nodes, WIDTH, device=edge_index.device, requires_grad=True)
+
+    def step(self) -> None:
+        """Forward and backward."""
+        layers.step(self.layer, self.x, self.edge_index)
+
+    def found(self, peak: float | None) -> Found:
+        """With what the two sides are compared by."""
+        return Found(peak, [float(g.norm()) for g in layers.gradients(self.layer, self.x, self.edge_index)])
 
 
 # ---- CPU: a process for each number ------------------------------------------------------------------------------------------
-def in_child(name: str, graph: str, side: str) -> float | str | None:
-    """The peak of one layer and side in GiB, or why there is none."""
-    command = [sys.executable, "-W", "ignore", "-m", "gnnfast", "bench", "memory", "--child", name, "--graph", graph]
-    package = os.path.dirname(os.path.dirname(os.path.abspath(gnnfast.__file__)))
-    paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), package]))
-    environment = os.environ | {"GNNFAST": str(int(side == "on")), "PYTHONPATH": paths}
+def in_child(name: str, graph: str, side: str) -> Found:
+    """What one layer and side took."""
+    given = ("bench", "memory", "--device", "cpu", "--child", name, "--graph", graph)
+    command, environment = own_process("gnnfast.cli:main", *given, on=side == "on", flags=("-W", "ignore"))
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
-        return timing.OUT_OF_MEMORY if done.returncode == -9 else (done.stderr.strip().splitlines() or ["failed"])[-1]
-    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+        return Found(timing.OUT_OF_MEMORY if done.returncode == -9 else (done.stderr.strip().splitlines() or ["failed"])[-1], [])
+    return Found(*json.loads(done.stdout.splitlines()[-1]))
 
 
-def child(name: str, graph: str) -> float | str | None:
+def child(name: str, graph: str) -> Found:
     """What :func:`in_child` asks for, in that process."""
-    step = prepared(name, *graphs.made(graph, torch.device("cpu")))
+    made = Prepared(name, *graphs.made(graph, torch.device("cpu")))
     try:
-        return timing.peak_rss_gib(step)
+        return made.found(timing.peak_rss_gib(made.step))
     except Exception as error:
         if timing.is_out_of_memory(error):
-            return timing.OUT_OF_MEMORY
+            return Found(timing.OUT_OF_MEMORY, [])
         raise
 
 
 # ---- CUDA --------------------------------------------------------------------------------------------------------------------
-def on_device(name: str, edge_index: torch.Tensor, nodes: int, side: str) -> float | str:
-    """The peak of one layer and side in GiB above the graph, features and parameters."""
+def on_device(name: str, edge_index: torch.Tensor, nodes: int, side: str) -> Found:
+    """The same above the graph, features and parameters."""
     (gnnfast.enable if side == "on" else gnnfast.disable)()
     try:
         timing.clear(edge_index.device)
-        step = prepared(name, edge_index, nodes)
-        return timing.peak_gib(step, torch.cuda.memory_allocated())
+        made = Prepared(name, edge_index, nodes)
+        return made.found(timing.peak_gib(made.step, torch.cuda.memory_allocated()))
     except torch.OutOfMemoryError:
-        return timing.OUT_OF_MEMORY
+        return Found(timing.OUT_OF_MEMORY, [])
     finally:
         gnnfast.enable()
 
@@ -87,11 +100,11 @@ def largest(name: str, device: torch.device, side: str, limit_gib: float) -> int
             timing.clear(device)
             nodes = edges // AVERAGE_DEGREE
             edge_index = torch.randint(0, nodes, (2, edges), device=device)
-            step = prepared(name, edge_index, nodes)
-            step()
+            made = Prepared(name, edge_index, nodes)
+            made.step()
             torch.cuda.synchronize()
             fits, edges = edges, 2 * edges
-            del edge_index, step
+            del edge_index, made
     except torch.OutOfMemoryError:
         pass
     finally:
@@ -105,8 +118,18 @@ def largest(name: str, device: torch.device, side: str, limit_gib: float) -> int
 def measure(name: str, graph: str, given: tuple[torch.Tensor, int] | None, limit_gib: float) -> tables.Row:
     """A layer. ``given`` is the graph on CUDA."""
     row: tables.Row = {"layer": name, "graph": graph, "width": WIDTH}
+    norms = []
     for side in SIDES:
-        row[f"{side} GiB"] = in_child(name, graph, side) if given is None else on_device(name, *given, side)
+        found = in_child(name, graph, side) if given is None else on_device(name, *given, side)
+        row[f"{side} GiB"] = found.peak
+        norms.append(torch.tensor(found.norms))
+    off, on = norms
+    if len(off) and len(on):  # both fit
+        error = float((off - on).abs().max() / off.max()) if off.shape == on.shape else float("inf")
+        if not error < layers.TOLERANCE:
+            row["failed"] = f"gradients differ by {error:.2g}"
+            print(f"{name}: {row['failed']}", flush=True)
+            return row
     if all(isinstance(row[f"{side} GiB"], float) for side in SIDES):
         row["off / on"] = row["off GiB"] / max(row["on GiB"], 1e-6)
     if given is not None:
@@ -119,23 +142,21 @@ def measure(name: str, graph: str, given: tuple[torch.Tensor, int] | None, limit
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 1 if a side failed otherwise than by want of memory."""
-    parser = argparse.ArgumentParser(
-        prog="gnnfast bench memory", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=tuple(GRAPHS), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--layers", nargs="+", choices=tuple(layers.ALL), default=LAYERS, metavar="NAME")
-    parser.add_argument("--graph", choices=tuple(graphs.OTHER_SIZES), help="of the peaks, in place of the device's")
+    """Returns 1 if a side failed otherwise than by want of memory, or the two differ."""
+    parser = tables.make_parser("memory", __doc__)
+    tables.add_device(parser)
+    parser.add_argument("--layers", nargs="+", default=LAYERS, **tables.named(layers.ALL))
+    parser.add_argument("--graph", **tables.named(graphs.OTHER_SIZES, "for the peaks, in place of the device's"))
     parser.add_argument("--limit", type=float, default=16.0, metavar="GiB", help="for the largest graph that fits (16)")
     parser.add_argument("--child", choices=tuple(layers.ALL), help=argparse.SUPPRESS)
     tables.add_output(parser, chart=True)
     options = parser.parse_args(arguments)
+    if not options.limit > 0:
+        parser.error(f"--limit must be above 0 GiB, got {options.limit:g}")
     graph = options.graph or GRAPHS[options.device]
     if options.child:
         print(json.dumps(child(options.child, graph)))
         return 0
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no CUDA device")
     device = torch.device(options.device)
     given = graphs.made(graph, device) if device.type == "cuda" else None
     rows = [measure(name, graph, given, options.limit) for name in options.layers]
@@ -146,7 +167,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.out:
         tables.save_with_chart(record, options.out, lambda path: draw(record, path))
     return int(
-        any(isinstance(row[f"{side} GiB"], str) and row[f"{side} GiB"] != timing.OUT_OF_MEMORY for row in rows for side in SIDES)
+        any("failed" in row for row in rows)
+        or any(isinstance(row[f"{side} GiB"], str) and row[f"{side} GiB"] != timing.OUT_OF_MEMORY for row in rows for side in SIDES)
     )
 
 

@@ -10,7 +10,6 @@ as wide as those of nodes, ``w1`` marks one value per edge and ``h4`` one for ea
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
@@ -102,7 +101,7 @@ def summary(rows: list[tables.Row]) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="gnnfast bench operators", description=__doc__.splitlines()[0])
+    parser = tables.make_parser("operators", __doc__.splitlines()[0])
     parser.add_argument("--graphs", nargs="*", choices=[*graphs.REAL, *graphs.MADE], metavar="GRAPH", help=f"{GRAPHS} if not given")
     parser.add_argument("--operators", nargs="*", choices=OPERATORS, metavar="OPERATOR", default=OPERATORS)
     parser.add_argument("--widths", nargs="*", type=int, default=WIDTHS, help="features, multiples of four")

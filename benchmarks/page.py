@@ -6,7 +6,6 @@ gnnfast bench page results --out report.html
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 from typing import Any
@@ -69,9 +68,7 @@ def page(folder: Path, title: str) -> tuple[str, int]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="gnnfast bench page", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tables.make_parser("page", __doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="with the files that --out wrote")
     parser.add_argument("--title", help="of the page; the folder's name, if not given")
     parser.add_argument("--out", type=Path, metavar="FILE.html", help="FOLDER/index.html, if not given")

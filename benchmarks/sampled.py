@@ -17,7 +17,6 @@ Cases without a script:
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import runpy
 import statistics
@@ -345,16 +344,14 @@ def load(script: str, function: str, arguments: list[str]) -> Callable[[], float
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="gnnfast bench sampled", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="of the cases: cpu or cuda")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES, metavar="NAME", help=f"of {', '.join(CASES)}")
+    parser = tables.make_parser("sampled", __doc__)
+    tables.add_device(parser)
+    parser.add_argument("--cases", nargs="+", default=CASES, **tables.named(CASES))
     parser.add_argument("--script", metavar="EVAL.py", help="a script that defines evaluate()")
     parser.add_argument("--function", default="evaluate", metavar="NAME", help="its name, if it is another")
     parser.add_argument("--loss", type=float, default=0.01, help="accuracy that a recommended setting may lose (0.01)")
     parser.add_argument("--widths", nargs="+", type=int, default=WIDTHS, metavar="S", help="with --script")
-    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES, help="with --script")
+    parser.add_argument("--strategies", nargs="+", default=STRATEGIES, **tables.named(STRATEGIES, "with --script"))
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="with --script: calls of evaluate() a row")
     tables.add_output(parser, chart=True)
     parser.add_argument("--from", dest="source", metavar="RESULT.json", help="draw the chart again, measure nothing")

@@ -9,7 +9,6 @@ given, else by the one that ships. Layers and training steps compare PyG eager w
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import json
@@ -271,11 +270,9 @@ def chart(rows: list[tables.Row], path: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="gnnfast bench sparse_features", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--parts", nargs="*", default=PARTS, choices=PARTS)
+    parser = tables.make_parser("sparse_features", __doc__)
+    tables.add_device(parser)
+    parser.add_argument("--parts", nargs="*", default=PARTS, **tables.named(PARTS))
     tables.add_output(parser, chart=True)
     parser.add_argument("--write", metavar="FILE", help="write the thresholds, as gnnfast/dispatch/calibration.json")
     options = parser.parse_args(arguments)

@@ -111,15 +111,13 @@ def draw(record: dict[str, Any], path: str) -> str:
 
 # ---- the command line --------------------------------------------------------------------------------------------------------
 def parse(arguments: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    parser = argparse.ArgumentParser(
-        prog="gnnfast bench spmm", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
-    parser.add_argument("--group", nargs="+", choices=GROUPS, metavar="NAME", help=f"of {', '.join(GROUPS)}")
+    parser = tables.make_parser("spmm", __doc__)
+    tables.add_device(parser, choices=None)
+    parser.add_argument("--group", nargs="+", **tables.named(GROUPS))
     parser.add_argument("--graphs", nargs="+", metavar="NAME", help="in place of the groups' graphs")
     parser.add_argument("--widths", nargs="+", type=int, metavar="F", help="in place of the groups' widths")
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, help="in place of the groups' dtypes")
-    parser.add_argument("--orders", nargs="+", choices=graphs.ORDERS, help="in place of the groups' orders")
+    parser.add_argument("--dtypes", nargs="+", **tables.named(DTYPES, "in place of the groups'"))
+    parser.add_argument("--orders", nargs="+", **tables.named(graphs.ORDERS, "in place of the groups'"))
     parser.add_argument("--repeats", type=int, metavar="N", help="timed calls for each number; else what fills 60 ms, 5 to 30")
     parser.add_argument("--l2-bandwidth", type=float, metavar="TB/s", help="in place of the measured one")
     tables.add_output(parser, chart=True)
@@ -131,17 +129,7 @@ def parse(arguments: list[str] | None) -> tuple[argparse.ArgumentParser, argpars
             parser.error(f"--{name} must be above 0, got {' '.join(map(str, values))}")
     if options.graph and (options.graphs or options.orders):
         parser.error("--graph FILE takes the place of --graphs and --orders; give one or the other")
-    reason = _unusable(options.device)
-    if reason and not options.source:
-        parser.error(f"--device {options.device}: {reason}")
     return parser, options
-
-
-def _unusable(name: str) -> str:
-    """Why that device cannot be measured; empty if it can."""
-    if name.partition(":")[0] not in DEFAULT_GROUPS:
-        return "accepted are cpu and cuda"
-    return "torch sees no CUDA device" if name.startswith("cuda") and not torch.cuda.is_available() else ""
 
 
 def plan(options: argparse.Namespace) -> tuple[list[Case], Make]:

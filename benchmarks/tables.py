@@ -10,13 +10,14 @@ import argparse
 import json
 import shutil
 import statistics
-from collections.abc import Callable, Iterable
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gnnfast.rendering import Table, text
+from gnnfast.rendering import WIDTH, Table, text
 
 from . import timing
 
@@ -27,7 +28,8 @@ KINDS = ("group", "pass", "reduce", "dtype", "threads")  # never averaged over
 LEVELS = ((), ("order",), ("F",), ("weighted",), ("order", "F"))  # averaged over all else
 SLOWER = 0.98
 NOISY = 0.1  # a spread of times from which small differences mean nothing
-REMARKS = ("note", "failed")  # columns of words that name no row
+REMARKS = ("note", "failed", "last line", "peak of")  # columns of words that name no row
+NAMED = 3  # rows that a warning names
 MANY_EDGES = 1_000_000
 
 
@@ -39,6 +41,53 @@ def add_output(parser: argparse.ArgumentParser, chart: bool = False) -> None:
     """The options that every benchmark has."""
     parser.add_argument("--out", metavar="PATH", help=f"write PATH.json, PATH.md{' and PATH.svg' if chart else ''}")
     parser.add_argument("--markdown", action="store_true", help="print Markdown rather than tables for the terminal")
+
+
+def make_parser(name: str, about: str) -> argparse.ArgumentParser:
+    """A benchmark's. ``about`` is a docstring: paragraphs are filled to the width of a terminal, and indented lines stay lines."""
+    paragraphs = []
+    for paragraph in about.strip().split("\n\n"):
+        lines = paragraph.splitlines() if paragraph.startswith(" ") else [" ".join(paragraph.split())]
+        paragraphs.append("\n".join(_filled(line) for line in lines))
+    return argparse.ArgumentParser(
+        prog=f"gnnfast bench {name}",
+        description="\n\n".join(paragraphs),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _filled(line: str) -> str:
+    deeper = " " * 24 if line.startswith(" ") else ""  # what is beside a word of a list
+    return textwrap.fill(line, WIDTH, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False)
+
+
+def named(choices: Iterable[str], about: str = "") -> dict[str, Any]:
+    """The options of an argument that is one or more of many: argparse's own list of choices is wider than a terminal."""
+    choices = tuple(choices)
+    return {"choices": choices, "metavar": "NAME", "help": f"of {', '.join(choices)}{about and f'; {about}'}"}
+
+
+def add_device(parser: argparse.ArgumentParser, choices: Sequence[str] | None = ("cpu", "cuda")) -> None:
+    """``--device``, of which what torch cannot use ends in a line. Without ``choices`` it may be ``cuda:1``, too."""
+    parser.add_argument(
+        "--device",
+        type=_usable_device,
+        choices=choices,
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        metavar="DEVICE",
+        help="cpu or cuda, which is the default where torch has it",
+    )
+
+
+def _usable_device(name: str) -> str:
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or (index and (kind == "cpu" or not index.isdecimal())):
+        raise argparse.ArgumentTypeError(f"invalid choice: {name!r}; accepted are cpu and cuda")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise argparse.ArgumentTypeError("torch sees no CUDA device")
+    if int(index or 0) >= max(torch.cuda.device_count(), 1):
+        raise argparse.ArgumentTypeError(f"{name}: torch sees {torch.cuda.device_count()} CUDA devices, the first is cuda:0")
+    return name
 
 
 def write(
@@ -58,18 +107,34 @@ def show(record: dict[str, Any], as_markdown: bool = False, rows: bool = True) -
     print(markdown(shown) if as_markdown else terminal(shown), flush=True)
     warning = noise(record["rows"])
     if warning:
-        print(warning, flush=True)
+        print(text([warning]), flush=True)
 
 
 def noise(rows: list[Row]) -> str:
-    """A line where times vary so much that small differences mean nothing; else empty."""
-    spreads = [value for row in rows for name, value in row.items() if name.endswith("spread") and isinstance(value, float)]
-    typical = statistics.median(spreads) if spreads else 0.0
-    if typical <= NOISY:
-        return ""
-    return (
-        f"warning: this machine is noisy: half of the times vary by more than {typical:.0%}; differences of that size mean nothing"
-    )
+    """A line where times vary so much that small differences mean nothing, of all rows or of some; else empty."""
+    spreads = [[v for k, v in row.items() if k.endswith("spread") and isinstance(v, float)] for row in rows]
+    typical = statistics.median(flat) if (flat := [value for some in spreads for value in some]) else 0.0
+    most = {nth: max(some) for nth, some in enumerate(spreads) if some}
+    noisy = sorted((nth for nth, value in most.items() if value > max(NOISY, typical)), key=lambda nth: -most[nth])
+    parts = []
+    if typical > NOISY:
+        parts.append(f"this machine is noisy: half of the times vary by more than {typical:.0%}")
+    if noisy:
+        named = [f"{_name(rows[nth], rows)} by {most[nth]:.0%}" for nth in noisy[:NAMED]]
+        more = f", and {len(noisy) - NAMED} more rows" if len(noisy) > NAMED else ""
+        parts.append(f"times vary most in {', '.join(named)}{more}" if parts else f"times vary in {', '.join(named)}{more}")
+    return f"warning: {'; '.join(parts)}; differences of that size mean nothing" if parts else ""
+
+
+def _names(rows: list[Row]) -> list[str]:
+    """The columns that name the rows: words and whole numbers."""
+    return [c for c in columns_of(rows) if not any(isinstance(row.get(c), float) for row in rows) and c not in REMARKS]
+
+
+def _name(row: Row, rows: list[Row]) -> str:
+    """What tells a row from the others."""
+    told = [c for c in _names(rows) if row.get(c) is not None and len({cell(other.get(c)) for other in rows}) > 1]
+    return " ".join(cell(row[c]) for c in told) or "the only row"
 
 
 def terminal(record: dict[str, Any], width: int | None = None) -> str:
@@ -89,7 +154,7 @@ def terminal(record: dict[str, Any], width: int | None = None) -> str:
 
 def _fitting(title: str, rows: list[Row], width: int) -> list[Table]:
     columns = columns_of(rows)
-    names = [c for c in columns if not any(isinstance(row.get(c), float) for row in rows) and c not in REMARKS]
+    names = _names(rows)
     same = [c for c in names if len(rows) > 1 and len({row.get(c) for row in rows}) == 1]
     keys = [c for c in names if c not in same]
     columns = [c for c in columns if c not in same]

@@ -324,20 +324,16 @@ def run(options: argparse.Namespace, size: Size, device: torch.device) -> Iterat
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns 1 if a cell failed or losses differed."""
-    parser = argparse.ArgumentParser(
-        prog="gnnfast bench train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=tuple(SIZES), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = tables.make_parser("train", __doc__)
+    tables.add_device(parser)
     parser.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, help="those that are installed, if not given")
-    parser.add_argument("--models", nargs="+", choices=MODELS)
+    parser.add_argument("--models", nargs="+", **tables.named(MODELS))
     parser.add_argument("--batching", nargs="+", choices=("full", "mini"), default=("full", "mini"))
     parser.add_argument("--graphs", nargs="+", metavar="NAME", help="in place of the device's")
     parser.add_argument("--repeats", type=int, metavar="N", help="timed epochs of each side; else what fills a second, 2 to 7")
     parser.add_argument("--quick", action="store_true", help="a tiny graph: whether it works, not how fast")
     tables.add_output(parser, chart=True)
     options = parser.parse_args(arguments)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no CUDA device")
     if options.frameworks is None:
         options.frameworks = [f for f, module in zip(FRAMEWORKS, ("torch_geometric", "dgl")) if importlib.util.find_spec(module)]
     for name in options.graphs or ():

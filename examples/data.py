@@ -19,7 +19,10 @@ def arguments(epochs: int) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--epochs", type=int, default=epochs)
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error("torch sees no CUDA device")
+    return given
 
 
 def citations() -> tuple[Data, int]:

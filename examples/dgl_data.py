@@ -1,6 +1,7 @@
 """The graphs of these examples: Cora where the folder that GNNFAST_DATA names has its raw files, else a made graph of its size with
 planted classes; and a made heterogeneous graph."""
 
+import argparse
 import os
 import pickle
 from pathlib import Path
@@ -8,6 +9,17 @@ from pathlib import Path
 import dgl
 import numpy as np
 import torch
+
+
+def chosen_device(about):
+    """What every example takes."""
+    parser = argparse.ArgumentParser(description=about)
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("device", nargs="?", choices=("cpu", "cuda"), default=found, help=f"{found} if not given")
+    device = parser.parse_args().device
+    if device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no CUDA device")
+    return torch.device(device)
 
 
 def cora():

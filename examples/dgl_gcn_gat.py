@@ -1,14 +1,12 @@
 """Node classification with a GCN and a GAT on a whole graph: python dgl_gcn_gat.py [cpu | cuda]"""
 
-import sys
-
 import gnnfast  # noqa: F401 - the one line
 
 import dgl.nn as dglnn  # isort: skip
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from dgl_data import cora
+from dgl_data import chosen_device, cora
 
 
 class GCN(nn.Module):
@@ -63,7 +61,7 @@ def train(g, features, labels, model, epochs):
 
 
 if __name__ == "__main__":
-    device = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cuda" if torch.cuda.is_available() else "cpu")
+    device = chosen_device(__doc__)
     g, num_classes = cora()
     g = g.to(device)
     features, labels = g.ndata["feat"], g.ndata["label"]

@@ -1,14 +1,12 @@
 """Node classification with an RGCN on a heterogeneous graph: python dgl_rgcn.py [cpu | cuda]"""
 
-import sys
-
 import gnnfast  # noqa: F401 - the one line
 
 import dgl.nn as dglnn  # isort: skip
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from dgl_data import library
+from dgl_data import chosen_device, library
 
 
 class RGCN(nn.Module):
@@ -46,7 +44,7 @@ def train(g, features, labels, mask, model, epochs):
 
 
 if __name__ == "__main__":
-    device = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cuda" if torch.cuda.is_available() else "cpu")
+    device = chosen_device(__doc__)
     torch.manual_seed(0)
     g, num_classes = library()
     g = g.to(device)

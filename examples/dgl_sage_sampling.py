@@ -1,7 +1,5 @@
 """Node classification with GraphSAGE on sampled neighbours: python dgl_sage_sampling.py [cpu | cuda]"""
 
-import sys
-
 import gnnfast  # noqa: F401 - the one line
 
 import dgl  # isort: skip
@@ -10,7 +8,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from dgl.dataloading import DataLoader, MultiLayerFullNeighborSampler, NeighborSampler
-from dgl_data import cora
+from dgl_data import chosen_device, cora
 
 
 class SAGE(nn.Module):
@@ -56,7 +54,7 @@ def train(g, nodes, model, device, epochs):
 
 
 if __name__ == "__main__":
-    device = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cuda" if torch.cuda.is_available() else "cpu")
+    device = chosen_device(__doc__)
     torch.manual_seed(0)
     dgl.seed(0)
     g, num_classes = cora()  # sampled on the CPU, blocks go to the device

@@ -7,7 +7,7 @@ import warnings
 from importlib.metadata import PackageNotFoundError, version
 
 try:
-    from gnnfast.config import override, settings
+    from gnnfast.config import override, settings, unknown_variables
 except ValueError as error:  # a bad value: the command line shows it as a line, a program as the error that it is
     if os.path.basename(sys.argv[0]) in ("gnnfast", "-m"):
         sys.exit(f"gnnfast: {error}")
@@ -51,6 +51,8 @@ __all__ = [
     "spmm_sparse_features",
 ]
 
+for _name, _hint in unknown_variables().items():  # here, where the warning names the line that imports gnnfast
+    warnings.warn(f"gnnfast knows no environment variable {_name}, so it has no effect: {_hint}", stacklevel=2)
 make_importable()
 if settings().enabled:
     enable()

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 MINIMUM_TORCH = (2, 10)
+INSTALL = "pip install --no-build-isolation ."
 _SYSTEMS = {"darwin": "macOS", "win32": "Windows"}
 
 
@@ -53,7 +54,10 @@ def _load(name: str, advice: str) -> Library:
     return Library(name, path, "")
 
 
-cpu = _load("gnnfast_cpu", "reinstall gnnfast")
+_source = Path(__file__).resolve().parents[1]
+from_source = (_source / "plugin_src").is_dir()  # a source tree, whose package has libraries only if installed with -e
+_elsewhere = f"the source folder {_source} was imported instead; run in another folder, or {INSTALL}"
+cpu = _load("gnnfast_cpu", _elsewhere if from_source else "reinstall gnnfast")
 if not cpu.loaded:
     cuda = Library("gnnfast_cuda", None, "it needs the CPU library, which is not loaded")
 elif torch.version.cuda is None:

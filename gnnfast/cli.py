@@ -16,6 +16,16 @@ from typing import Any
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point. Returns the exit status."""
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # as in `| head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's last flush would fail again
+        return 1
+
+
+def _run(arguments: list[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="gnnfast", description="Existing graph-neural-network code, fast.")
     parser.add_argument("--version", action="version", version=f"gnnfast {_version()}")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -30,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     run.add_argument("script", metavar="SCRIPT")
-    run.add_argument("arguments", nargs=argparse.REMAINDER)
+    run.add_argument("arguments", nargs=argparse.REMAINDER).required = False  # Python 3.11 would name it as missing beside SCRIPT
     bench = commands.add_parser("bench", help="a benchmark on this machine; without a name, lists what there is")
     bench.add_argument(
         "--script", nargs=argparse.REMAINDER, metavar="SCRIPT", help="your own script with its arguments, without and with gnnfast"
@@ -62,9 +72,12 @@ def _version() -> str:
 
 def run_benchmark(name: str | None, arguments: list[str]) -> int:
     """Runs a benchmark by name. An unknown name, or none, lists what there is and returns 2."""
+    from gnnfast import _native
+
     package = benchmarks()
     if name not in package.BENCHMARKS | package.TOOLS:
-        print("" if name is None else f"gnnfast bench: there is no benchmark {name!r}", end="" if name is None else "\n")
+        if name is not None:
+            print(f"gnnfast bench: there is no benchmark {name!r}", file=sys.stderr)
         for title, names in (
             ("usage: gnnfast bench NAME [arguments], where NAME is", package.BENCHMARKS),
             ("or, rather than a benchmark,", package.TOOLS),
@@ -73,6 +86,9 @@ def run_benchmark(name: str | None, arguments: list[str]) -> int:
             for known, about in names.items():
                 print(textwrap.fill(f"{known:15} {about}", 80, initial_indent="  ", subsequent_indent=" " * 18))
         print("gnnfast bench NAME --help says what each accepts")
+        return 2
+    if _native.cpu.reason and (name in package.BENCHMARKS or name == "script"):  # both sides would be the same
+        print(f"gnnfast bench: nothing to measure: {_native.cpu.reason}", file=sys.stderr)
         return 2
     try:
         module = importlib.import_module(f"{package.__name__}.{name}")
@@ -131,19 +147,19 @@ def run_script(script: str, arguments: list[str], report: bool, module: bool = F
         return 1
     finally:
         if report:
-            try:
-                print(gnnfast.report(), flush=True)
-            except BrokenPipeError:  # as in `| head`: nobody reads on
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            print(gnnfast.report(), flush=True)
     return 0
 
 
 def profile_script(script: str, arguments: list[str]) -> int:
     """Runs a script without and with gnnfast, each in its own process, and prints where the time of both goes. Returns the exit
     status of the first that fails."""
-    from gnnfast import sides
+    from gnnfast import _native, sides
     from gnnfast.rendering import Table, text
 
+    if _native.cpu.reason:  # both sides would be the same
+        print(f"gnnfast run: nothing to measure: {_native.cpu.reason}", file=sys.stderr)
+        return 2
     if not os.path.exists(script):
         print(f"gnnfast run: there is no file {script!r}", file=sys.stderr)
         return 2
@@ -169,7 +185,7 @@ def profile_script(script: str, arguments: list[str]) -> int:
             few = "no optimiser stepped" if not side.steps else f"there were {side.steps} steps"
             print(f"{name.capitalize()}: no operations, since {few}; the profile begins after {sides.WARM_STEPS}")
         print()
-    print(text([found[1].report], [sides.table(*found)]))
+    print(text([found[1].report], [sides.table(*found)], sides.no_ratios(found[1])))
     return 0
 
 

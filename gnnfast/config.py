@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -293,8 +292,6 @@ def without_effect(asked: Settings, cuda: bool = True, installed: Collection[str
     return found
 
 
-for _name, _hint in unknown_variables().items():
-    warnings.warn(f"gnnfast knows no environment variable {_name}, so it has no effect: {_hint}", stacklevel=2)
 _base = from_environment()
 _current: ContextVar[Settings | None] = ContextVar("gnnfast_settings", default=None)
 

@@ -30,7 +30,7 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
-REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
+REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."  # in the source tree: gnnfast is not on PyPI
 # Extensions of PyG: the distribution, and what PyG says of whether it could import it.
 EXTENSIONS = {
     "pyg-lib": "WITH_PYG_LIB",
@@ -66,7 +66,9 @@ def _library() -> Iterator[Finding]:
     if cpu.loaded:
         yield Finding("CPU kernels", OK, f"{hardware.instruction_set()}, {cpu.path}")
     else:
-        fix = "pip install --upgrade torch" if "upgrade torch" in cpu.reason else "pip install --force-reinstall gnnfast"
+        away = f"cd ..  # out of the source tree; if not installed yet: {_native.INSTALL}"
+        upgrade = "upgrade torch" in cpu.reason
+        fix = "pip install --upgrade torch" if upgrade else away if _native.from_source else REBUILD
         yield Finding("CPU kernels", PROBLEM, cpu.reason, fix)
     if cuda.loaded:
         yield Finding("CUDA kernels", OK, f"{hardware.architectures(cuda.path)}, {cuda.path}" if cuda.path else "")
@@ -158,8 +160,10 @@ def dgl_conflict(version: str, torch_cuda: str | None) -> tuple[str, str]:
 
 def _settings() -> Iterator[Finding]:
     installed = [b for b, name in (("pyg", "torch_geometric"), ("dgl", "dgl")) if importlib.util.find_spec(name)]
+    idle = set()
     for text in without_effect(settings(), _native.cuda.loaded and torch.cuda.is_available(), installed):
         variable = text.split()[0].split("=")[0]
+        idle.add(variable)
         yield Finding(variable, UNUSED, text, f"unset {variable}")
     for name, hint in unknown_variables().items():
         near = hint.removeprefix("did you mean ").rstrip("?") if hint.startswith("did you mean") else ""
@@ -171,7 +175,7 @@ def _settings() -> Iterator[Finding]:
         )
     for setting in fields(settings()):
         variable = setting.metadata["variable"]
-        if variable in os.environ:
+        if variable in os.environ and variable not in idle:
             yield Finding(variable, OK, f"{os.environ[variable]} (accepts {setting.metadata['accepts']})")
 
 
@@ -194,7 +198,9 @@ def _framework(name: str, backend: str) -> Iterator[Finding]:
         yield Finding(name, PROBLEM, f"{version}; {conflict}", fix)
     patches = gnnfast.report().patches.get(backend, {})
     alone = [f"{what} {state}" for what, state in patches.items() if state.startswith("left alone")]
-    if alone:
+    if not _native.cpu.loaded:
+        yield Finding(name, UNUSED, f"{version}; not patched: there are no CPU kernels")
+    elif alone:
         fix = "pip install 'torch_geometric>=2.6,<2.9'" if backend == "pyg" else "pip install dgl==2.1.0"
         yield Finding(name, PROBLEM, f"{version}; {'; '.join(alone)}", fix)
     elif patches:

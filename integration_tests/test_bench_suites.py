@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import re
+from concurrent.futures import Future
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,9 +18,9 @@ from gnnfast.cli import benchmarks, main
 
 pytest.importorskip("torch_geometric", reason="PyG is not installed")
 PACKAGE = benchmarks().__name__
-compare, memory, page, sampled, script, tables, timing, train = (
+compare, compiled, layers, memory, page, sampled, script, tables, timing, train = (
     importlib.import_module(f"{PACKAGE}.{name}")
-    for name in ("compare", "memory", "page", "sampled", "script", "tables", "timing", "train")
+    for name in ("compare", "compiled", "layers", "memory", "page", "sampled", "script", "tables", "timing", "train")
 )
 needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
 
@@ -85,7 +86,7 @@ def test_neighbours_are_edges_of_the_graph_and_local() -> None:
 
 # ---- memory ------------------------------------------------------------------------------------------------------------------
 def test_peaks_of_layers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    def in_this_process(name: str, graph: str, side: str) -> float | str | None:
+    def in_this_process(name: str, graph: str, side: str) -> memory.Found:
         (gnnfast.enable if side == "on" else gnnfast.disable)()
         try:
             return memory.child(name, graph)
@@ -93,7 +94,7 @@ def test_peaks_of_layers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
             gnnfast.enable()
 
     alone = memory.in_child("GCNConv", "tiny", "on")
-    assert isinstance(alone, float) and 0 <= alone < 1
+    assert isinstance(alone.peak, float) and 0 <= alone.peak < 1 and len(alone.norms) == 3
     monkeypatch.setattr(memory, "in_child", in_this_process)
     out = tmp_path / "memory"
     arguments = ["--device", "cpu", "--layers", "GCNConv", "--graph", "computers-size", "--out", str(out)]
@@ -101,6 +102,84 @@ def test_peaks_of_layers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
     (row,) = json.loads(out.with_suffix(".json").read_text())["rows"]
     assert row["off GiB"] > row["on GiB"] > 0  # 250 MB of messages
     assert "GCNConv: off " in capsys.readouterr().out
+
+
+def test_sides_that_differ_have_no_ratio_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "in_child", lambda name, graph, side: memory.Found(1.0, [1.0, 2.0 + (side == "on")]))
+    row = memory.measure("GCNConv", "tiny", None, 1.0)
+    assert row["failed"] == "gradients differ by 0.5" and "off / on" not in row
+    monkeypatch.setattr(memory, "in_child", lambda name, graph, side: memory.Found("out of memory", []))
+    assert "failed" not in memory.measure("GCNConv", "tiny", None, 1.0)
+
+
+def test_layers_that_differ_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = layers.gradients
+    monkeypatch.setattr(layers, "gradients", lambda *given: [g * (1.1 if gnnfast.is_enabled() else 1) for g in right(*given)])
+    monkeypatch.setattr(timing, "in_turn", lambda *_: pytest.fail("timed"))
+    edge_index = torch.arange(200).view(2, 100) % 50
+    with pytest.raises(SystemExit, match=r"gradients of GCNConv on g differ by 0\.1"):
+        layers.measure("GCNConv", "g", edge_index, 50, 4, 4, False, 1)
+
+
+def test_a_compiled_model_that_fails_in_its_process_is_noted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    class Pool:
+        def __init__(self, *_: object) -> None: ...
+
+        def __enter__(self) -> Pool:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def submit(self, *_: object) -> Future:
+            failed: Future = Future()
+            failed.set_exception(RuntimeError("CUDA error: misaligned address\nand more"))
+            return failed
+
+    monkeypatch.setattr(compiled.concurrent.futures, "ProcessPoolExecutor", Pool)
+    out = tmp_path / "compiled"
+    assert main(["bench", "compiled", "--device", "cpu", "--models", "GCN", "GIN", "--out", str(out)]) == 0
+    rows = json.loads(out.with_suffix(".json").read_text())["rows"]
+    assert [row["note"] for row in rows] == ["RuntimeError: CUDA error: misaligned address"] * 2
+    capsys.readouterr()
+
+
+# ---- what is asked for -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", [*benchmarks().BENCHMARKS, *benchmarks().TOOLS])
+def test_help_fits_a_terminal(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    if name == "operators":
+        pytest.importorskip("dgl", reason="DGL is not installed")
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["bench", name, "--help"])
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["attention", "--graphs", "nope"], "--graphs: 'nope' is no graph"),
+        (["host", "--sizes", "banana"], "invalid choice: 'banana'"),
+        (["host", "--groups", "molecules", "--sizes", "cora"], "--groups molecules has none of these --sizes"),
+        (["memory", "--limit", "-1"], "--limit must be above 0 GiB, got -1"),
+        (["compare", "absent.json", "absent.json"], "error: absent.json: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["bench", *arguments])
+    assert error.value.code == 2 and said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    "name", ["attention", "compiled", "host", "layers", "memory", "sampled", "sparse_features", "spmm", "train"]
+)
+def test_a_device_that_torch_does_not_have(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as error:
+        main(["bench", name, "--device", "cuda"])
+    assert error.value.code == 2 and "--device: torch sees no CUDA device" in capsys.readouterr().err
 
 
 def test_the_largest_graph_that_fits(device) -> None:
@@ -114,17 +193,32 @@ def test_the_largest_graph_that_fits(device) -> None:
 def test_a_script_runs_on_both_sides(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     file = tmp_path / "train.py"
     file.write_text("import sys, os\nprint('accuracy', 0.7 if os.environ['GNNFAST'] == '1' else 0.6, sys.argv[1:])\n")
-    assert main(["bench", "--script", str(file), "--epochs", "3"]) == 0
+    assert main(["bench", "script", "--repeats", "1", str(file), "--epochs", "3"]) == 0
     printed = capfd.readouterr().out
     assert "printed without: accuracy 0.6 ['--epochs', '3']" in printed and "printed with:    accuracy 0.7" in printed
     assert "seconds in all" in printed and "peak MiB (process)" in printed
+    assert "no ratios: gnnfast saw no message passing" in printed and "does not tell how much their times vary" in printed
 
 
-def test_lines_that_differ_in_numbers() -> None:
-    from gnnfast.sides import changed_numbers
+def test_last_lines_that_both_sides_print() -> None:
+    from gnnfast.sides import LAST_LINES, last_in_common
 
-    assert changed_numbers(["a 1", "b 2.5"], ["a 1", "b 2.6"]) == [("b 2.5", "b 2.6")]
-    assert changed_numbers(["one 1"], ["another thing 2"]) == [] and changed_numbers(["a 1"], ["a 1", "b 2"]) == []
+    assert last_in_common(["a 1", "b 2.5"], ["a 1", "b 2.6"]) == [("a 1", "a 1"), ("b 2.5", "b 2.6")]
+    assert last_in_common(["one 1", "no number"], ["another thing 2", "no number"]) == []
+    assert last_in_common(["loss 0.5"], ["loss nan"]) == [("loss 0.5", "loss nan")]
+    report = [f"{n} calls of layer {n}" for n in range(9)]
+    assert last_in_common(["loss 2", "loss 1", "acc 0.7", "no calls"], ["loss 2", "loss 1.5", "acc 0.8", *report]) == [
+        ("loss 2", "loss 2"), ("loss 1", "loss 1.5"), ("acc 0.7", "acc 0.8")
+    ]  # fmt: skip
+    losses = [f"loss {n}" for n in range(100)]
+    assert last_in_common(losses, [*losses[9:], *report]) == [(line, line) for line in losses[-LAST_LINES:]]  # the ends match
+
+
+def test_steps_that_vary_are_noise(tmp_path: Path) -> None:
+    side = script.Side(0, 1.0, 10.0, [8.0, 12.0])
+    row = script.row("with gnnfast", [side, side], "")
+    assert row["step spread"] == pytest.approx(0.4) and "with gnnfast" not in tables.noise([row])  # the only row
+    assert "vary by more than 20%" in tables.noise([row]) and script.middle([side, side]).step_quartiles == [8.0, 12.0]
 
 
 # ---- compare -----------------------------------------------------------------------------------------------------------------
@@ -220,6 +314,12 @@ def test_tables_fit_the_terminal(width: int) -> None:
 def test_a_noisy_machine_is_named() -> None:
     assert tables.noise([{"on spread": 0.02}, {"on spread": 0.04}]) == "" == tables.noise([{"on ms": 1.0}])
     assert "vary by more than 30%" in tables.noise([{"on spread": 0.3}] * 3)
+    rows = [{"model": f"m{i}", "graph": "g", "on spread": 0.01, "off spread": 0.01} for i in range(20)]
+    rows[3] |= {"off spread": 1.58}
+    assert tables.noise(rows) == "warning: times vary in m3 by 158%; differences of that size mean nothing"
+    for row in rows[5:10]:
+        row["on spread"] = 0.2
+    assert "m3 by 158%, m5 by 20%, m6 by 20%, and 3 more rows" in tables.noise(rows)
 
 
 def test_medians_have_spreads() -> None:

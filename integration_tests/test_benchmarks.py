@@ -352,7 +352,7 @@ def test_without_matplotlib_there_is_a_line_and_no_chart(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--device", "tpu"], "--device tpu: accepted are cpu and cuda"),
+        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'; accepted are cpu and cuda"),
         (["--group", "backwards"], "invalid choice: 'backwards'"),
         (["--device", "cpu", "--widths", "0"], "--widths must be above 0, got 0"),
         (["--repeats", "-1"], "--repeats must be above 0, got -1"),

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -33,9 +34,19 @@ def test_unknown_variables_are_named():
     assert "GNNFAST_SAMPEL" in done.stderr and "did you mean GNNFAST_SAMPLE?" in done.stderr and "GNNFAST_DATA" not in done.stderr
 
 
+def test_unknown_variables_are_warned_of_at_the_users_line(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text("\nimport gnnfast\n")
+    done = subprocess.run(
+        [sys.executable, str(script)], env=os.environ | {"GNNFAST_SAMPEL": "1"}, cwd=ELSEWHERE, capture_output=True, text=True
+    )
+    assert "mine.py:2: UserWarning: gnnfast knows no environment variable GNNFAST_SAMPEL" in done.stderr
+
+
 def test_doctor_names_what_has_no_effect():
     out = _gnnfast("doctor", GNNFAST_SAMPLE_WIDTH="8", COLUMNS="200").stdout
     assert "nothing is sampled" in out
+    assert sum(line.startswith("GNNFAST_SAMPLE_WIDTH") for line in out.splitlines()) == 1
     out = _gnnfast("doctor", GNNFAST_KERNEL="sampled", GNNFAST_SAMPLE="off", COLUMNS="200").stdout
     assert "which samples by fastrand" in out
     out = _gnnfast("doctor", GNNFAST_SAMPEL="1", COLUMNS="200")
@@ -88,7 +99,8 @@ print("on" if gnnfast.is_enabled() else "off", 7)
     assert "  off 7\n" in printed and "  on 7\n" in printed
     assert "Without gnnfast: of " in printed and "With gnnfast: of " in printed and "dropout" in printed
     rows = [line.split() for line in printed.splitlines() if line.startswith(("ms a step", "peak MiB"))]
-    assert len(rows) == 2 and all(float(row[-3].replace(",", "")) > 0 and row[-1].endswith("x") for row in rows)
+    assert len(rows) == 2 and all(float(row[-2].replace(",", "")) > 0 for row in rows)
+    assert "no ratios: gnnfast saw no message passing" in " ".join(printed.split()) and "ratio\n" not in printed
     script.write_text("raise SystemExit(3)")
     assert main(["run", "--profile", str(script)]) == 3
     errors = capfd.readouterr().err
@@ -103,12 +115,72 @@ def test_a_users_traceback_is_the_users(tmp_path):
     assert "cli.py" not in done.stderr and "runpy" not in done.stderr
 
 
-def test_a_reader_that_stops_reading(tmp_path):
+@pytest.mark.parametrize("arguments", ["run --report {script}", "doctor", "doctor --json", "bench"])
+def test_a_reader_that_stops_reading(arguments, tmp_path):
     script = tmp_path / "script.py"
     script.write_text("pass\n")
-    command = f"{sys.executable} -m gnnfast run --report {script} | head -c 1"
+    command = f"{sys.executable} -m gnnfast {arguments.format(script=script)} | true"  # which ends before anything is printed
     done = subprocess.run(command, shell=True, cwd=ELSEWHERE, capture_output=True, text=True)
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
+SOURCE = Path(__file__).parents[1]
+in_a_source_tree = pytest.mark.skipif(not (SOURCE / "plugin_src").is_dir(), reason="the tests run outside of the source tree")
+
+
+@in_a_source_tree
+def test_sides_are_of_the_installed_package_in_the_source_tree(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import gnnfast, sys\nprint(gnnfast.__file__, sys.path[0], gnnfast._native.cpu.loaded)\n")
+    code = f"import sys; from gnnfast.cli import main; raise SystemExit(main(['run', '--profile', {str(script)!r}]))"
+    # As the console script does, this finds the installed package whatever the folder.
+    code = f"import sys; sys.path.remove(''); {code}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=SOURCE, capture_output=True, text=True)
+    assert done.stdout.count(f"{gnnfast.__file__} {tmp_path} True") == 2, done.stdout + done.stderr
+
+
+@in_a_source_tree
+@pytest.mark.parametrize("arguments", [("bench", "layers"), ("bench", "--script", __file__), ("run", "--profile", __file__)])
+def test_without_kernels_nothing_is_measured(arguments):
+    if not (SOURCE / "gnnfast" / "lib" / "libgnnfast_cpu.so").exists():
+        done = _gnnfast(*arguments, cwd=SOURCE)
+        assert done.returncode == 2 and "nothing to measure: libgnnfast_cpu.so" in done.stderr and not done.stdout
+        assert f"the source folder {SOURCE} was imported instead; run in another folder" in done.stderr
+
+
+@in_a_source_tree
+def test_doctor_finds_one_cause_in_a_source_tree():
+    if not (SOURCE / "gnnfast" / "lib" / "libgnnfast_cpu.so").exists():
+        problems = [row for row in json.loads(_gnnfast("doctor", "--json", cwd=SOURCE).stdout) if row["state"] == "problem"]
+        assert [row["what"] for row in problems] == ["CPU kernels"] and problems[0]["fix"].startswith("cd ..")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run",), "the following arguments are required: SCRIPT\n"),
+        (("bench", "--script"), "the following arguments are required: SCRIPT\n"),
+        (("bench", "nothing"), "there is no benchmark 'nothing'\n"),
+    ],
+)
+def test_errors_name_what_is_missing(arguments, said):
+    done = _gnnfast(*arguments)
+    assert done.returncode == 2 and said in done.stderr
+
+
+def test_ratios_are_of_a_script_that_gnnfast_serves(tmp_path, capfd):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import torch, gnnfast
+gnnfast.spmm(gnnfast.Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), 2), torch.ones(2, 4))
+print("loss 0.25")
+print(gnnfast.report())
+""")
+    assert main(["bench", "--script", str(script)]) == 0
+    printed = capfd.readouterr().out
+    assert printed.count("with gnnfast, run") == 2 and printed.count("without gnnfast, run") == 2
+    (row,) = [line for line in printed.splitlines() if line.startswith("seconds in all")]
+    assert row.endswith("x") and "no ratios" not in printed and "both printed the same last lines" in printed
 
 
 @pytest.mark.parametrize("arguments", [("--layers", "Foo"), ("--device", "tpu")])
