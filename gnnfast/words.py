@@ -24,7 +24,9 @@ KERNELS = (
     (r"gathers and reductions", "PyG's message() and aggregation, over gnnfast's gathers"),
     (r"gathers and ([\w ]+)", r"PyG's message(), gathered and reduced (\1) by gnnfast"),
     (r"chunks of edges", "PyG's message(), in chunks that fit the memory"),
+    (r"edges", "both ends of each edge, in one pass"),
     (r"edges (\w+)", r"\1 over rows of edges"),
+    (r"by edge type", "one edge type after the other"),
     (r"in parts", "attention in several kernels"),
     (r"in one operation|remembered|remembered structure", "GCN normalisation"),
     (r"on the host", "DGL on the host"),
@@ -32,6 +34,12 @@ KERNELS = (
 )
 # Counted beside the aggregation that they belong to.
 PARTS = ("linear first", "sparse product", "in one operation", "remembered", "remembered structure", "on the host", "in parts")
+
+# Kernels around the framework's own code: what of a call that code is.
+OWN_CODE = (
+    (r"gathers and reductions", "message() and the aggregation are PyG's"),
+    (r"gathers and .*|chunks of edges", "message() is PyG's"),
+)
 
 SMALL = re.compile(r"too small to gain|a small graph that was not met before")  # left alone: the host decides
 CONVERTED = re.compile(r"converting pays|on a CPU converting costs less")  # this call made CSR of a graph first
@@ -52,7 +60,6 @@ ADVICE = (
     (r"x has layout|x stores entries", "x.to_sparse_csr() before training"),
     (r"captured", "run the step twice before it is captured"),
     (r"torch\.func|forward-mode|TorchDispatchMode|TorchScript|ONNX|torch\.jit", "nothing to do: kernels cannot follow it"),
-    (r"attention within compiled code", "leave attention layers out of torch.compile on a GPU"),
     (r"autocast", "run this layer under torch.autocast(device, enabled=False)"),
     (r"features are torch\.|is torch\.(float8|int|bool|complex)", "use float32, float64, float16 or bfloat16 features"),
     (r"is overridden|overrides a method|is not the known one|is another than the layer's",
@@ -60,10 +67,12 @@ ADVICE = (
     (r"cannot read the source", "define the class in a file"),
     (r"sizes do not fit", "check the sizes of features, edge_index and size="),
     (r"invalid input", "check the ids in edge_index: each must be below the number of nodes"),
-    (r"several edge types", "convert relations one at a time (dgl.to_homogeneous, or g[etype])"),
+    (r"several edge types", "one edge type at a time: multi_update_all, g[etype], or dgl.to_homogeneous"),
     (r"torch\.compile is tracing", "leave the DGL model out of torch.compile"),
     (r"only some edges take part", "give edge_softmax all edges"),
-    (r"op is |reduce is ", "gnnfast serves copy_u, u_mul_e and u_dot_v with sum, mean, max, min"),
+    (r"op is |reduce is |operands are of ",
+     "copy_u and u_mul_e with sum, mean, max, min, and u_dot_v are served; on a CPU also copy_e, u_add_e, u_sub_e, u_add_v and the like"),
+    (r"a Python function", "use built-in functions, such as dgl.function.u_mul_e and dgl.function.sum"),
     (r"faster in DGL|slower than", "nothing to do: DGL is faster here"),
     (r"weights of shape", "weights must be one an edge, or one an edge and head"),
     (r"there is no kernel for heads so wide", "use narrower heads"),
@@ -82,6 +91,11 @@ def label(name: str) -> str:
     """A counter's place as users read it: ``"GCNConv (PyG)"``."""
     layer, framework = place(name)
     return f"{layer} ({framework})" if framework else layer
+
+
+def own_code(kernel: str) -> str:
+    """What of a call a kernel leaves to the framework's own code; empty if nothing."""
+    return next((words for pattern, words in OWN_CODE if re.fullmatch(pattern, kernel)), "")
 
 
 def kernel(name: str) -> str:
