@@ -73,7 +73,7 @@ ADVICE = (
     (r"only some edges take part", "give edge_softmax all edges"),
     (r"reduce is '", "sum, mean, max and min are served"),
     (r"op is |reduce is |operands are of |at both ends",
-     "copy_u and u_mul_e with sum, mean, max, min, and u_dot_v are served; on a CPU also copy_e, u_add_e, u_sub_e, u_add_v and the like"),
+     "copy_u and u_mul_e with sum, mean, max, min, and u_dot_v are served; on a CPU copy_e, u_add_e, u_sub_e, u_add_v etc. too"),
     (r"a Python function", "use built-in functions, such as dgl.function.u_mul_e and dgl.function.sum"),
     (r"faster in DGL|are faster to train", "nothing to do: DGL is faster here"),
     (r"message\(\) is not x_j", "gnnfast.profile() says what message() takes; x_j and edge_weight * x_j are served without it"),

@@ -91,7 +91,9 @@ def test_measured_numbers_are_in_the_results_that_they_link_to(page):
             row = [cell.strip() for cell in line.strip("|").split("|")]
             layer = row[0].partition(",")[0]
             for cell in row:
-                assert not re.fullmatch(r"[\d.]+", cell) or _holds(ROOT / name, cell, layer), f"{name} does not have {cell} of {layer}"
+                assert not re.fullmatch(r"[\d.]+", cell) or _holds(ROOT / name, cell, layer), (
+                    f"{name} does not have {cell} of {layer}"
+                )
     for words, target in LINK.findall(text):
         if "/results/" in target:
             file = (page.parent / target).resolve()

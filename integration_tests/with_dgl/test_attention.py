@@ -198,4 +198,6 @@ def test_layer(layer, name, idtype):
     report = compare(module, g, *inputs, tolerance=TIGHT)
     assert "dgl edge_softmax" in {k[0] for k in report.kernels}
     functions = {"dgl HGTConv"} if layer == "HGTConv" else set()  # its message() is a Python function
-    assert {place for place, _ in report.fallbacks} == functions | ({"dgl u_add_v", "dgl u_add_e"} if layer == "EdgeGATConv" else set())
+    assert {place for place, _ in report.fallbacks} == functions | (
+        {"dgl u_add_v", "dgl u_add_e"} if layer == "EdgeGATConv" else set()
+    )
