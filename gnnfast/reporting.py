@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +23,8 @@ class FallbackError(RuntimeError):
 
 
 FEW_NEW = 3  # calls on new graphs that are no more than a start
+FEW_ALONE = 3  # functions left alone for one reason that are named one by one
+DENSE = "dense: not used again after it was measured"
 
 
 class Note(NamedTuple):
@@ -47,6 +50,7 @@ class Report:
         sampled: edges of the graphs of all sampled calls, and ``draws``, how many of them were taken.
         features: constant input features that were measured: shape, dtype, density, and what became of them.
         cache: entries, bytes (of these, of schedules), hits, misses and evictions of the graph cache.
+        off: why gnnfast does nothing now, in a sentence; empty while it is on.
     """
 
     kernels: Counter[tuple[str, str, str]] = field(default_factory=Counter)
@@ -56,6 +60,7 @@ class Report:
     features: list[dict[str, Any]] = field(default_factory=list)
     sampled: Counter[str] = field(default_factory=Counter)
     cache: dict[str, int] = field(default_factory=dict)
+    off: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """The same, ready for JSON."""
@@ -68,6 +73,7 @@ class Report:
             "sampled": dict(self.sampled),
             "features": self.features,
             "cache": self.cache,
+            "off": self.off,
         }
 
     def calls(self) -> dict[str, Counter[str]]:
@@ -87,6 +93,10 @@ class Report:
             Note(place, calls, of[place], f"left to {words.place(place)[1]}: {reason}", words.advice(reason))
             for (place, reason), calls in self.fallbacks.items()
         ]
+        for (place, kernel, reason), calls in self.kernels.items():
+            own = words.own_code(kernel)
+            if own:
+                found.append(Note(place, calls, of[place], f"served in part, {own}: {reason}", words.advice(reason)))
         small, converted, scattered = (self._by_place(reason) for reason in (words.SMALL, words.CONVERTED, words.SCATTERED))
         for place, calls in small.items():
             advice = "larger batches; gnnfast.capture for a step on a fixed graph on a GPU"
@@ -113,12 +123,15 @@ class Report:
         """The whole in a sentence."""
         total = sum(sum(kernels.values()) for kernels in self.calls().values())
         if not total:
-            return "gnnfast: no message passing was seen since the report began"
-        left, small = sum(self.fallbacks.values()), sum(self._by_place(words.SMALL).values())
-        parts = [f"{percent(total - left - small, total)} on gnnfast's kernels"]
+            return self.off or "gnnfast: no message passing was seen since the report began"
+        left = sum(calls for (_, reason), calls in self.fallbacks.items() if not words.SMALL.search(reason))
+        small = sum(self.fallbacks.values()) - left + sum(self._by_place(words.SMALL).values())
+        part = sum(calls for (_, kernel, _), calls in self.kernels.items() if words.own_code(kernel))
+        parts = [f"{percent(total - left - small - part, total)} on gnnfast's kernels"]
+        parts += [f"{percent(part, total)} in part (PyG's message())"] if part else []
         parts += [f"{percent(small, total)} too small to gain"] if small else []
         parts += [f"{percent(left, total)} left to the framework"] if left else []
-        return f"gnnfast: {total:,} calls, {', '.join(parts)}"
+        return f"gnnfast: {total:,} calls, {', '.join(parts)}" + (f"; now {self.off}" if self.off else "")
 
     def _lines(self) -> list[str]:
         """What is no table, in sentences."""
@@ -133,8 +146,7 @@ class Report:
             found.append(f"Sampling: {rate:.1%} of the edges of all sampled calls were taken; their results are approximate")
         for reason in sorted({why.partition("not sampled: ")[2] for _, _, why in self.kernels} - {""}):
             found.append(f"Not sampled: {reason}")
-        for made in self.features:
-            found.append(f"Features {made['shape']} {made['dtype']}: {made['density']:.2%} are not zero, {made['state']}")
+        found += self._features()
         if self.cache:
             kept, looked = self.cache["bytes"], self.cache["hits"] + self.cache["misses"]
             line = f"Graph cache: {self.cache['entries']:,} entries, {kept / 2**20:,.1f} MiB"
@@ -146,7 +158,29 @@ class Report:
             found.append(
                 f"{words.FRAMEWORKS.get(framework, framework)}: {len(patches) - len(alone)} of {len(patches)} functions patched"
             )
-            found += [f"  {name} {state}" for name, state in alone.items()]
+            for state in dict.fromkeys(alone.values()):
+                names = [name for name in alone if alone[name] == state]
+                if self.off and state.partition(": ")[2] in self.off:
+                    continue  # the headline says it
+                if len(names) > FEW_ALONE:
+                    names = [f"{len(names)} functions, {names[0]} among them,"]
+                found += [f"  {name} {state}" for name in names]
+        return found
+
+    def _features(self) -> list[str]:
+        """A line for features of one width of which the same became: mini-batches are measured one by one."""
+        alike: dict[Any, list[dict[str, Any]]] = {}
+        for made in self.features:
+            state = re.sub(r"density [\d.]+%, ", "density ", made["state"])
+            alike.setdefault((tuple(made["shape"][1:]), made["dtype"], state), []).append(made)
+        found = []
+        for (width, dtype, state), group in alike.items():
+            least, most = (f"{end(made['density'] for made in group):.2%}" for end in (min, max))
+            if len(group) == 1:
+                what, state = f"{group[0]['shape']} {dtype}", group[0]["state"]
+            else:
+                what = f"[*, {', '.join(map(str, width))}] {dtype}, {len(group):,} tensors"
+            found.append(f"Features {what}: {least if least == most else f'{least} to {most}'} are not zero, {state}")
         return found
 
     def _tables(self) -> list[Table]:
@@ -175,6 +209,7 @@ _lock = threading.Lock()
 _MOST = 1000  # distinct lines kept; classes made in a loop must not grow the report without bound
 _LOG = settings().log
 _account: Callable[[], dict[str, int]] = dict
+_why_off: Callable[[], str] = str
 # The next number of calls: what Report.kernels and Report.fallbacks show.
 _calls: dict[tuple[str, str, str], itertools.count[int]] = {}
 _fallbacks: dict[tuple[str, str], itertools.count[int]] = {}
@@ -240,7 +275,7 @@ def scheduled(graph: str, near_before: float, near_after: float, milliseconds: f
 
 def measured(shape: list[int], dtype: str, density: float) -> dict[str, Any]:
     """Remembers the density of constant features. Returns the entry, whose ``state`` its maker keeps."""
-    made = {"shape": shape, "dtype": dtype, "density": density, "state": "dense"}
+    made = {"shape": shape, "dtype": dtype, "density": density, "state": DENSE}
     with _lock:
         if len(_counts.features) < _MOST:
             _counts.features.append(made)
@@ -279,6 +314,12 @@ def has_account(account: Callable[[], dict[str, int]]) -> None:
     _account = account
 
 
+def has_switch(why_off: Callable[[], str]) -> None:
+    """Takes what tells why gnnfast does nothing, which lies above this module."""
+    global _why_off
+    _why_off = why_off
+
+
 def unpatched(framework: str) -> None:
     """Forgets the patches of a framework."""
     _counts.patches.pop(framework, None)
@@ -310,7 +351,7 @@ def report() -> Report:
         features = [dict(made) for made in _counts.features]
         snapshot = Report(_numbers(_calls), _numbers(_fallbacks), patches, list(_counts.schedules), features)
         snapshot.sampled.update(_counts.sampled)
-    snapshot.cache = _account()
+    snapshot.cache, snapshot.off = _account(), _why_off()
     return snapshot
 
 

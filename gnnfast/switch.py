@@ -88,6 +88,18 @@ def is_enabled() -> bool:
     return _enabled
 
 
+def _why_off() -> str:
+    """What :func:`gnnfast.report` says where gnnfast does nothing; empty while it is on."""
+    if not _native.cpu.loaded:
+        return f"gnnfast has no kernels here: {_native.cpu.reason}"
+    if _enabled:
+        return ""
+    return f"gnnfast is off: {'gnnfast.disable() was called' if settings().enabled else 'GNNFAST=0'}"
+
+
+reporting.has_switch(_why_off)
+
+
 def _modules() -> list[tuple[str, str]]:
     """The modules after whose import each adapter acts: those of its patches."""
     return [(backend, name) for backend in BACKENDS for name in importlib.import_module(f"gnnfast.{backend}.install").MODULES]

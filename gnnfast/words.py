@@ -24,7 +24,9 @@ KERNELS = (
     (r"gathers and reductions", "PyG's message() and aggregation, over gnnfast's gathers"),
     (r"gathers and ([\w ]+)", r"PyG's message(), gathered and reduced (\1) by gnnfast"),
     (r"chunks of edges", "PyG's message(), in chunks that fit the memory"),
+    (r"edges", "both ends of each edge, in one pass"),
     (r"edges (\w+)", r"\1 over rows of edges"),
+    (r"by edge type", "one edge type after the other"),
     (r"in parts", "attention in several kernels"),
     (r"in one operation|remembered|remembered structure", "GCN normalisation"),
     (r"on the host", "DGL on the host"),
@@ -32,6 +34,12 @@ KERNELS = (
 )
 # Counted beside the aggregation that they belong to.
 PARTS = ("linear first", "sparse product", "in one operation", "remembered", "remembered structure", "on the host", "in parts")
+
+# Kernels around the framework's own code: what of a call that code is.
+OWN_CODE = (
+    (r"gathers and reductions", "PyG's message() and aggregation run over rows of edges"),
+    (r"gathers and .*|chunks of edges", "PyG's message() makes rows of edges"),
+)
 
 SMALL = re.compile(r"too small to gain|a small graph that was not met before")  # left alone: the host decides
 CONVERTED = re.compile(r"converting pays|on a CPU converting costs less")  # this call made CSR of a graph first
@@ -42,7 +50,8 @@ ADVICE = (
     (r"hooks are registered|global module hooks", "remove the hooks, or register them on the model rather than on the layer"),
     (r"explainer is active", "nothing to do: explainers need PyG's own messages"),
     (r"decomposed_layers", "leave decomposed_layers at 1: gnnfast makes no tensor per edge that would need it"),
-    (r"the adjacency is a", "pass edge_index [2, E]"),
+    (r"the adjacency is a|edge_index is a |src is a |a sparse matrix|the sparse matrix|the SparseTensor",
+     "pass edge_index [2, E] as a tensor"),
     (r"edge_index is computed within", "make edge_index an argument of the compiled function"),
     (r"edge_index is torch\.|edge_index is .* of shape", "pass edge_index as [2, E] of int64 or int32"),
     (r"is not contiguous", "call .contiguous() once, before training"),
@@ -51,24 +60,35 @@ ADVICE = (
     (r"built without nvcc|build without CUDA|is not in the installed package|cannot be loaded", "run `gnnfast doctor`"),
     (r"x has layout|x stores entries", "x.to_sparse_csr() before training"),
     (r"captured", "run the step twice before it is captured"),
-    (r"torch\.func|forward-mode|TorchDispatchMode|TorchScript|ONNX|torch\.jit", "nothing to do: kernels cannot follow it"),
-    (r"attention within compiled code", "leave attention layers out of torch.compile on a GPU"),
+    (r"torch\.func|forward-mode|TorchDispatchMode|ONNX|torch\.jit", "nothing to do: kernels cannot follow it"),
     (r"autocast", "run this layer under torch.autocast(device, enabled=False)"),
     (r"features are torch\.|is torch\.(float8|int|bool|complex)", "use float32, float64, float16 or bfloat16 features"),
     (r"is overridden|overrides a method|is not the known one|is another than the layer's",
      "inherit the method, or give message() as x_j or edge_weight * x_j"),
-    (r"cannot read the source", "define the class in a file"),
+    (r"size is not a pair|the number of nodes is not known", "pass size=(number of sources, number of destinations)"),
     (r"sizes do not fit", "check the sizes of features, edge_index and size="),
     (r"invalid input", "check the ids in edge_index: each must be below the number of nodes"),
-    (r"several edge types", "convert relations one at a time (dgl.to_homogeneous, or g[etype])"),
+    (r"several edge types", "one edge type at a time: multi_update_all, g[etype], or dgl.to_homogeneous"),
     (r"torch\.compile is tracing", "leave the DGL model out of torch.compile"),
     (r"only some edges take part", "give edge_softmax all edges"),
-    (r"op is |reduce is ", "gnnfast serves copy_u, u_mul_e and u_dot_v with sum, mean, max, min"),
-    (r"faster in DGL|slower than", "nothing to do: DGL is faster here"),
+    (r"reduce is '", "sum, mean, max and min are served"),
+    (r"op is |reduce is |operands are of |at both ends",
+     "copy_u and u_mul_e with sum, mean, max, min, and u_dot_v are served; on a CPU copy_e, u_add_e, u_sub_e, u_add_v etc. too"),
+    (r"a Python function", "use built-in functions, such as dgl.function.u_mul_e and dgl.function.sum"),
+    (r"faster in DGL|are faster to train", "nothing to do: DGL is faster here"),
+    (r"message\(\) is not x_j", "gnnfast.profile() says what message() takes; x_j and edge_weight * x_j are served without it"),
+    (r"do not agree", "the same dtype and device for features and the layer, or torch.autocast"),
+    (r"an option is not served", "leave the layer's options at their defaults, where the model allows"),
+    (r"flow is target_to_source", "build the layer with flow='source_to_target' and flip edge_index"),
+    (r"not passed to propagate", "pass it to propagate() by name"),
+    (r"a small graph that was not met before", "nothing to do for a mini-batch; else keep one graph instead of making it again"),
+    (r"too small to gain", "larger batches"),
+    (r"too many nodes or edges", "gnnfast takes ids of 32 bits: split the graph"),
+    (r"(?:is|are) a \w", "pass a plain torch.Tensor"),
     (r"weights of shape", "weights must be one an edge, or one an edge and head"),
     (r"there is no kernel for heads so wide", "use narrower heads"),
-    (r"aggregation is|the layer aggregates something else", "sum, mean, max and min are served"),
-    (r"invalid|do not fit", "check the shapes that are passed"),
+    (r"aggregation is|the layer aggregates something else", "sum, mean, max, min, several of these, and softmax are served"),
+    (r"do not fit", "check the shapes that are passed"),
 )  # fmt: skip
 
 
@@ -82,6 +102,11 @@ def label(name: str) -> str:
     """A counter's place as users read it: ``"GCNConv (PyG)"``."""
     layer, framework = place(name)
     return f"{layer} ({framework})" if framework else layer
+
+
+def own_code(kernel: str) -> str:
+    """What of a call a kernel leaves to the framework's own code; empty if nothing."""
+    return next((words for pattern, words in OWN_CODE if re.fullmatch(pattern, kernel)), "")
 
 
 def kernel(name: str) -> str:

@@ -76,8 +76,10 @@ def _numbers(text):
     return re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*\d)", text)
 
 
-def _holds(file, number):
-    return re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.]*\d)", file.read_text()) is not None
+def _holds(file, number, name=""):
+    """Whether a number stands in a file, in a line that has the name."""
+    pattern = rf"(?<![\d.]){re.escape(number)}(?![\d.]*\d)"
+    return any(name in line and re.search(pattern, line) for line in file.read_text().splitlines())
 
 
 @needs_pages
@@ -87,8 +89,11 @@ def test_measured_numbers_are_in_the_results_that_they_link_to(page):
     for name, rows in TABLE.findall(text):
         for line in rows.splitlines()[2:]:
             row = [cell.strip() for cell in line.strip("|").split("|")]
+            layer = row[0].partition(",")[0]
             for cell in row:
-                assert not re.fullmatch(r"[\d.]+", cell) or _holds(ROOT / name, cell), f"{name} does not have {cell}"
+                assert not re.fullmatch(r"[\d.]+", cell) or _holds(ROOT / name, cell, layer), (
+                    f"{name} does not have {cell} of {layer}"
+                )
     for words, target in LINK.findall(text):
         if "/results/" in target:
             file = (page.parent / target).resolve()
@@ -113,6 +118,19 @@ def test_links_lead_somewhere(page):
             titles = re.findall(r"^#+ (.*)$", file.read_text(), re.M)
             slugs = [re.sub(r"[^\w\- ]", "", t.lower().replace("`", "")).replace(" ", "-") for t in titles]
             assert anchor in slugs, f"{target}: {slugs}"
+
+
+# ---- lists of layers -----------------------------------------------------------------------------------------------------------
+@needs_pages
+@pytest.mark.parametrize("framework", ["pyg", "dgl"])
+def test_the_readme_names_the_layers_that_coverage_has(framework):
+    coverage = (ROOT / "docs" / f"coverage_{framework}.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    title = {"pyg": "PyG", "dgl": "DGL"}[framework]
+    whole, fused = re.search(rf"^\| {title} [\d.]+ to [\d.]+ \| as a whole: (.*) \|\n\| \| fused: (.*) \|$", readme, re.M).groups()
+    assert set(re.findall(r"\w+Conv", whole)) == set(re.findall(r"^\| (\w+) \| as a whole \|", coverage, re.M))
+    operators = set(re.findall(r"^\| `(\w+)` \| gnnfast", coverage, re.M))
+    assert operators <= set(re.findall(r"`(\w+)`", fused)) and bool(operators) == (framework == "dgl")
 
 
 @needs_pages

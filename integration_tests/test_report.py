@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,6 +74,66 @@ def test_too_small_to_gain():
     assert "50% on gnnfast's kernels, 50% too small to gain" in report.headline()
 
 
+def test_messages_of_pyg_are_counted_apart():
+    edge_index, x = _edges(200, 2000, torch.device("cpu")), torch.rand(200, 64)
+    conv, edge = pyg.SAGEConv(64, 8, aggr="median"), pyg.EdgeConv(torch.nn.Linear(128, 64))
+    for layer in (conv, edge, pyg.GINConv(torch.nn.Linear(64, 8))):
+        layer(x, edge_index[:, edge_index[1].argsort(stable=True)])
+    report = gnnfast.report()
+    assert "33% on gnnfast's kernels, 67% in part (PyG's message())" in report.headline()
+    notes = {note.layer: note for note in report.notes()}
+    assert notes["pyg EdgeConv"].why.startswith("served in part, PyG's message() makes rows of edges: ")
+    assert "aggregation run over rows of edges: the aggregation is MedianAggregation" in notes["pyg SAGEConv"].why
+    assert all(note.advice for note in notes.values()) and "pyg GINConv" not in notes
+
+
+def test_calls_left_to_the_framework_for_their_size_are_too_small():
+    reporting.fell_back("dgl u_add_v", "too small to gain")
+    reporting.ran("dgl copy_u_sum", "gar sum", "CSR exists")
+    report = gnnfast.report()
+    assert "50% on gnnfast's kernels, 50% too small to gain" in report.headline() and "left to" not in report.headline()
+    assert "left to DGL: too small to gain" in report.notes()[0].why
+
+
+def test_features_of_mini_batches_are_one_line():
+    for rows in (300, 200, 400):
+        reporting.measured([rows, 1433], "float32", rows / 40_000)
+    reporting.measured([300, 600], "float32", 0.5)["state"] = "dense: density 50.00%, not below 0.4"
+    for density in (0.6, 0.7):
+        reporting.measured([300, 700], "float32", density)["state"] = f"dense: density {density:.2%}, not below 0.4"
+    text = " ".join(str(gnnfast.report()).split())
+    assert "Features [*, 1433] float32, 3 tensors: 0.50% to 1.00% are not zero, dense: not used again after it was" in text
+    assert "Features [300, 600] float32: 50.00% are not zero, dense: density 50.00%, not below 0.4" in text
+    assert "Features [*, 700] float32, 2 tensors: 60.00% to 70.00% are not zero, dense: density not below 0.4" in text
+
+
+def test_it_says_that_gnnfast_is_off():
+    assert gnnfast.report().off == ""
+    reporting.ran("pyg GCNConv", "gar sum", "CSR exists")
+    gnnfast.disable()
+    assert gnnfast.report().headline().endswith("gnnfast's kernels; now gnnfast is off: gnnfast.disable() was called")
+    gnnfast.clear_report()
+    assert gnnfast.report().headline() == "gnnfast is off: gnnfast.disable() was called"
+    gnnfast.enable()
+    assert gnnfast.report().headline().startswith("gnnfast: no message passing was seen")
+
+
+def test_it_says_that_the_environment_has_gnnfast_off(run_python):
+    printed = run_python("import gnnfast; print(gnnfast.report())", env={"GNNFAST": "0"})
+    assert printed.startswith("gnnfast is off: GNNFAST=0\n")
+
+
+def test_one_cause_is_one_line():
+    reason = "libgnnfast_cpu.so is not in the installed package: reinstall gnnfast"
+    states = {f"function_{n}": f"left alone: {reason}" for n in range(28)}
+    report = reporting.Report(patches={"pyg": states}, off=f"gnnfast has no kernels here: {reason}")
+    lines = str(report).splitlines()
+    assert " ".join(lines[:2]) == f"gnnfast has no kernels here: {reason}" and lines[-1] == "PyG: 0 of 28 functions patched"
+    assert len(lines) == 4
+    report.off = ""
+    assert "28 functions, function_0 among them, left alone: libgnnfast_cpu.so" in " ".join(str(report).split())
+
+
 def test_features_that_stay_dense_say_why():
     conv, edge_index, x = pyg.GCNConv(600, 4), _edges(500, 3000, torch.device("cpu")), torch.rand(500, 600)
     for _ in range(4):
@@ -90,7 +152,7 @@ def test_long_names_and_reasons_fit_and_are_escaped():
 def test_keys_are_stable():
     gnnfast.spmm(Graph.from_edge_index(torch.tensor([[0], [1]]), 2), torch.ones(2, 3))
     found = json.loads(json.dumps(gnnfast.report().as_dict()))
-    assert list(found) == ["kernels", "fallbacks", "notes", "patches", "schedules", "sampled", "features", "cache"]
+    assert list(found) == ["kernels", "fallbacks", "notes", "patches", "schedules", "sampled", "features", "cache", "off"]
     assert found["kernels"][0] == {"place": "gnnfast.spmm", "kernel": "gar sum", "calls": 1} | {
         "reason": found["kernels"][0]["reason"]
     }
@@ -112,11 +174,55 @@ def test_shares_are_never_rounded_to_none_or_all(part, whole, shown):
         ("gar mean and linear", "mean over edges grouped by destination (CSR), then linear layer"),
         ("gas dot", "dot product of each edge (COO)"),
         ("gathers and reductions", "PyG's message() and aggregation, over gnnfast's gathers"),
+        ("edges", "both ends of each edge, in one pass"),
         ("something new", "something new"),
     ],
 )
 def test_kernels_in_words(name, said):
     assert words.kernel(name) == said
+
+
+def _literals() -> list[str]:
+    """What the package's code may say: its strings but docstrings, with a word and a dtype for what they are filled with."""
+    found = []
+    for path in Path(gnnfast.__file__).parent.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree) if path.name != "words.py" else ():
+            if isinstance(node, ast.JoinedStr):
+                for filling in ("x", "'x'", "torch.int64"):
+                    found.append("".join(v.value if isinstance(v, ast.Constant) else filling for v in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                found.append(node.value)
+    return found
+
+
+def test_advice_is_for_reasons_that_there_are():
+    literals = _literals()
+    for pattern, _ in words.ADVICE:
+        for part in re.split(r"\|(?![^(]*\))", pattern):
+            assert any(re.search(part, literal) for literal in literals), f"no reason in the code matches {part!r}"
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("message() is not x_j or weight * x_j", "gnnfast.profile()"),
+        ("the aggregation is MedianAggregation", "sum, mean, max, min"),
+        ("reduce is 'mul'", "sum, mean, max and min are served"),
+        ("op is dot", "u_dot_v"),
+        ("operands are of e and v", "copy_u"),
+        ("PNAConvTower.message is a Python function, which runs over rows of edges", "dgl.function"),
+        ("several edge types at once", "multi_update_all"),
+        ("features and parameters do not agree", "same dtype"),
+        ("edge_index is a SparseTensor", "edge_index [2, E]"),
+        ("x is a MaskedTensor", "plain torch.Tensor"),
+        ("the number of nodes is not known", "size="),
+        ("features are torch.int64", "float32"),
+    ],
+)
+def test_advice(reason, said):
+    assert said in words.advice(reason)
 
 
 # ---- profiles ------------------------------------------------------------------------------------------------------------------

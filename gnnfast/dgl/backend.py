@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import sys
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from gnnfast import _native
 from gnnfast.config import settings
-from gnnfast.dgl.messages import pair_of_ends, reduce_edges
+from gnnfast.dgl.messages import pair_of_ends, reduce_edges, sddmm_place, spmm_place
 from gnnfast.dgl.structure import FEW_EDGES, known, sized, structure
 from gnnfast.dispatch import execute
 from gnnfast.graph.checks import saved_tensors_are_watched
@@ -33,15 +34,16 @@ def make_gspmm(original: Any) -> Any:
 
     @functools.wraps(original)
     def gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
+        place = spmm_place(op, reduce_op)
         if op == "div" and isinstance(rhs_data, Tensor):
             op, rhs_data = "mul", inverse(rhs_data)
         operands = (rhs_data,) if op == "copy_rhs" else (lhs_data, rhs_data)
         reason = _slower(gidx, _what(op, reduce_op, lhs_data, rhs_data), *operands) if op in OPS else ""
         reason = reason or _unsupported(gidx, op, reduce_op, lhs_data, rhs_data)
         if reason:
-            fell_back(f"dgl {op}.{reduce_op}", reason)
+            fell_back(place, reason)
             return original(gidx, op, reduce_op, lhs_data, rhs_data)
-        return _gspmm(gidx, op, reduce_op, lhs_data, rhs_data)
+        return _gspmm(gidx, op, reduce_op, lhs_data, rhs_data, place)
 
     return gspmm
 
@@ -57,10 +59,10 @@ def make_gspmm_mean(original: Any) -> Any:
             narrow = _what(op, "sum", lhs, rhs) == "narrow" and _slower(g._graph, "narrow", lhs, rhs)
             if not narrow and not _unsupported(g._graph, op, reduce_op, lhs, rhs):
                 known(g._graph).calls += 1
-                return _gspmm(g._graph, op, reduce_op, lhs, rhs)
+                return _gspmm(g._graph, op, reduce_op, lhs, rhs, spmm_place(op, reduce_op))
         elif reduce_op == "mean" and op == "copy_rhs" and isinstance(rhs_data, Tensor):
             if not _slower(g._graph, "edges", rhs_data) and not _unsupported(g._graph, op, reduce_op, None, rhs_data):
-                return _gspmm(g._graph, op, reduce_op, None, rhs_data)
+                return _gspmm(g._graph, op, reduce_op, None, rhs_data, spmm_place(op, reduce_op))
             known(g._graph).calls -= 1  # the sum will be asked for, and counts
         return original(g, op, reduce_op, lhs_data, rhs_data)
 
@@ -73,18 +75,22 @@ def make_gsddmm(original: Any) -> Any:
 
     @functools.wraps(original)
     def gsddmm(gidx: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "u", rhs_target: str = "v") -> Any:
-        if op in ("add", "sub", "mul", "div") and not _unsupported_pair(gidx, lhs_data, rhs_data, lhs_target, rhs_target):
-            if op == "div":
-                op, rhs_data = "mul", 1.0 / rhs_data
-            return pair_of_ends(structure(gidx), op, lhs_data, rhs_data, lhs_target)
-        reason = _unsupported_dot(gidx, op, lhs_data, rhs_data, lhs_target, rhs_target)
+        place = sddmm_place(op, lhs_target, rhs_target)
+        if op in ("add", "sub", "mul", "div"):
+            reason = _unsupported_pair(gidx, lhs_data, rhs_data, lhs_target, rhs_target)
+            if not reason:
+                if op == "div":
+                    op, rhs_data = "mul", 1.0 / rhs_data
+                return pair_of_ends(structure(gidx), op, lhs_data, rhs_data, lhs_target, place)
+        else:
+            reason = _unsupported_dot(gidx, op, lhs_data, rhs_data, lhs_target, rhs_target)
         if reason:
-            fell_back(f"dgl sddmm {op}", reason)
+            fell_back(place, reason)
             return original(gidx, op, lhs_data, rhs_data, lhs_target, rhs_target)
         src, dst = (lhs_data, rhs_data) if lhs_target == "u" else (rhs_data, lhs_data)
         shape = src.shape[1:-1]
         a, b = (t if t.dim() == 2 else t.reshape(t.shape[0], t.shape[1:].numel()) for t in (dst, src))
-        out = execute.dot(structure(gidx), a, b, shape.numel(), "dgl sddmm dot")
+        out = execute.dot(structure(gidx), a, b, shape.numel(), place)
         return out.squeeze(1) if src.dim() == 1 else out.view(out.shape[0], *shape, 1)
 
     return gsddmm
@@ -110,6 +116,24 @@ def make_edge_softmax(original: Any) -> Any:
         return out.view(logits.shape)
 
     return edge_softmax
+
+
+def make_counting(original: Any) -> Any:
+    """Replaces ``invoke_edge_udf`` and ``invoke_udf_reduce`` of ``dgl.core``, which run functions that are not built in: no kernel
+    stands for these, and the report says so."""
+    nth = list(inspect.signature(original).parameters).index("func")
+    how = "over rows of edges" if "edge" in original.__name__ else "degree by degree"
+
+    @functools.wraps(original)
+    def call(*args: Any, **named: Any) -> Any:
+        func = args[nth] if nth < len(args) else named["func"]
+        owner, name = getattr(func, "__self__", None), getattr(func, "__qualname__", type(func).__name__)
+        if not name.startswith("DGLGraph."):  # filter_edges(), which passes no messages
+            place = type(owner).__name__ if isinstance(owner, torch.nn.Module) else name
+            fell_back(f"dgl {place}", f"{name} is a Python function, which runs {how}")
+        return original(*args, **named)
+
+    return call
 
 
 # Beside DGL 2.1 on two cores with AVX-512, float32. The first call on a graph costs gnnfast 0.05 to 0.1 ms and later, if it is used
@@ -226,7 +250,8 @@ def _unsupported_pair(gidx: Any, lhs: Any, rhs: Any, lhs_target: str, rhs_target
     if (lhs_target, rhs_target) not in (("u", "v"), ("v", "u")) or not isinstance(lhs, Tensor) or not isinstance(rhs, Tensor):
         return f"operands are of {lhs_target} and {rhs_target}"
     if lhs.shape[1:] != rhs.shape[1:] or lhs.dtype not in _DTYPES or lhs.device.type != "cpu" or saved_tensors_are_watched():
-        return f"features of shapes {list(lhs.shape)} and {list(rhs.shape)}"
+        shapes = f"{list(lhs.shape)} and {list(rhs.shape)}"
+        return f"features of {lhs.dtype} on {lhs.device.type} of shapes {shapes} at both ends, or saved tensors are watched"
     if sized(gidx).num_edges * lhs.shape[1:].numel() * lhs.element_size() < MANY_PAGES:
         return "too small to gain"
     rows = {"u": "num_src", "v": "num_dst"}
@@ -305,8 +330,8 @@ def heads_of_weights(lhs: Tensor, rhs: Tensor) -> int | None:
     return (math.prod(w[:split]) or None) if w[:split] == x[:split] else None
 
 
-def _gspmm(gidx: Any, op: str, reduce_op: str, lhs: Any, rhs: Any) -> Tensor:
-    graph, place = structure(gidx), f"dgl {op}.{reduce_op}"
+def _gspmm(gidx: Any, op: str, reduce_op: str, lhs: Any, rhs: Any, place: str) -> Tensor:
+    graph = structure(gidx)
     # Rows without edges hold the reduction's neutral element, which update_all() turns into 0, but a graph without edges holds 0.
     empty = {"max": -math.inf, "min": math.inf}.get(reduce_op, 0.0) if graph.num_edges else 0.0
     if op == "copy_rhs":

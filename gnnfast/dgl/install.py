@@ -15,7 +15,7 @@ import numpy
 
 from gnnfast import reporting
 from gnnfast.dgl import bridge
-from gnnfast.dgl.backend import make_edge_softmax, make_gsddmm, make_gspmm, make_gspmm_mean
+from gnnfast.dgl.backend import make_counting, make_edge_softmax, make_gsddmm, make_gspmm, make_gspmm_mean
 from gnnfast.dgl.hetero import make_edge_softmax_hetero, make_gsddmm_hetero, make_gspmm_hetero
 from gnnfast.dgl.layers import make_agnn, make_checked, make_dot_gat, make_gat, make_gatv2, make_gin, make_graph_conv, make_sage
 from gnnfast.dgl.structure import make_get_relation_graph, make_reverse, starves
@@ -59,6 +59,8 @@ PATCHES = (
     ),
     (_INDEX, "HeteroGraphIndex.reverse", ("3028204f33ff",), make_reverse, ((_INDEX, "HeteroGraphIndex.reverse"),)),
 )
+# Of dgl.core: what runs a user's own functions. They are counted, whatever their source is.
+COUNTED = ("invoke_edge_udf", "invoke_udf_reduce")
 MODULES = ("dgl",)
 
 
@@ -113,6 +115,13 @@ def install(module: ModuleType, patches: Patches) -> None:
         for owner, attribute in held:
             patches.set_attribute(owner, attribute, replacement)
         reporting.patched("dgl", label, "patched")
+    for name in COUNTED:
+        try:
+            patches.set_attribute(sys.modules["dgl.core"], name, make_counting(getattr(sys.modules["dgl.core"], name)))
+        except (KeyError, AttributeError, ValueError) as error:
+            reporting.patched("dgl", f"dgl.core.{name}", f"left alone: {error} (DGL {getattr(module, '__version__', 'unknown')})")
+        else:
+            reporting.patched("dgl", f"dgl.core.{name}", "patched")
     for layer in LAYERS:
         label = f"{layer.name}.forward"
         try:

@@ -286,7 +286,7 @@ def _graph_conv(module: Any, graph: Any, place: str, feat: Any, weight: Any, edg
     if edge_weight is not None:
         raise Unsupported("edges have weights")
     if weight is not None and module.weight is not None:
-        raise Unsupported("two weights")  # DGL raises its error
+        raise Unsupported("a weight is passed to a layer that has one")  # DGL raises its error
     x, norm, bias = pair[0], module._norm, module.bias
     weight = module.weight if weight is None else weight
     gidx = _check(module, graph, pair)

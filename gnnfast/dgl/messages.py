@@ -35,7 +35,23 @@ if _native.cpu.loaded:
 
 ALL = "__ALL__"
 _NEUTRAL = {"max": -math.inf, "min": math.inf}
+_COPIES = {"copy_lhs": "copy_u", "copy_rhs": "copy_e"}
 _ONE_OPERAND = {"copy_lhs": 0, "copy_rhs": 1}
+
+
+# ---- places in the report, by the names of dgl.function ------------------------------------------------------------------------
+@functools.lru_cache(256)
+def spmm_place(op: str, reduce: str) -> str:
+    """Where messages ``op`` are reduced: ``"dgl u_mul_e_sum"``."""
+    return f"dgl {_COPIES.get(op, f'u_{op}_e')}_{reduce}"
+
+
+@functools.lru_cache(256)
+def sddmm_place(op: str, lhs_target: str, rhs_target: str) -> str:
+    """Where messages ``op`` of edges are made: ``"dgl u_dot_v"``."""
+    if op in _ONE_OPERAND:
+        return f"dgl copy_{(lhs_target, rhs_target)[_ONE_OPERAND[op]]}"
+    return f"dgl {lhs_target}_{op}_{rhs_target}"
 
 
 # ---- what is called in place of the functions of dgl.backend ------------------------------------------------------------------
@@ -66,8 +82,8 @@ def gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> T
     from gnnfast.dgl.backend import heads_of_weights
 
     graph = _graph(gidx)
+    place = spmm_place(op, reduce_op)
     op, rhs_data = _without_inverse(op, rhs_data)
-    place = f"dgl {op}.{reduce_op}"
     _check(graph, op, (lhs_data, "u"), (rhs_data, "e"))
     if op == "copy_rhs":
         return reduce_edges(graph, rhs_data, reduce_op, place)
@@ -95,6 +111,7 @@ def gsddmm(gidx: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "
         DGLError: as :func:`gspmm`.
     """
     graph = _graph(gidx)
+    place = sddmm_place(op, lhs_target, rhs_target)
     op, rhs_data = _without_inverse(op, rhs_data)
     operands = (lhs_data, lhs_target), (rhs_data, rhs_target)
     _check(graph, op, *operands)
@@ -105,7 +122,7 @@ def gsddmm(gidx: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "
         src, dst = (lhs_data, rhs_data) if lhs_target == "u" else (rhs_data, lhs_data)
         shape = src.shape[1:-1]
         if src.shape[1:].numel():
-            out = execute.dot(graph, _rows(dst), _rows(src), shape.numel(), "dgl sddmm dot")
+            out = execute.dot(graph, _rows(dst), _rows(src), shape.numel(), place)
             return out.squeeze(1) if src.dim() == 1 else out.view(graph.num_edges, *shape, 1)
     lhs, rhs = (_at(graph, data, target) for data, target in zip(_aligned(lhs_data, rhs_data), (lhs_target, rhs_target)))
     if op == "add":
@@ -136,7 +153,7 @@ def segment_reduce(op: str, x: Tensor, offsets: Tensor) -> Tensor:
     row = torch.arange(rows, dtype=torch.int32, device=x.device)
     segment = torch.searchsorted(offsets[1:].contiguous(), row.to(offsets.dtype), right=True)
     graph = Graph.of_ids(row, segment.to(torch.int32), rows, segments, rows)
-    out = execute.aggregate(graph, _rows(x), None, op, place=f"dgl segment_reduce.{op}", ties="first", empty=_NEUTRAL.get(op, 0.0))
+    out = execute.aggregate(graph, _rows(x), None, op, place=f"dgl segment_reduce_{op}", ties="first", empty=_NEUTRAL.get(op, 0.0))
     return out.view(segments, *x.shape[1:])
 
 
@@ -262,10 +279,10 @@ def reduce_edges(graph: Graph, data: Tensor, reduce: str, place: str) -> Tensor:
     return out.view(graph.num_dst, *data.shape[1:])  # type: ignore[no-any-return]
 
 
-def pair_of_ends(graph: Graph, op: str, lhs: Tensor, rhs: Tensor, lhs_target: str) -> Tensor:
+def pair_of_ends(graph: Graph, op: str, lhs: Tensor, rhs: Tensor, lhs_target: str, place: str) -> Tensor:
     """``lhs op rhs`` of features of one shape at both ends of each edge, on a CPU."""
     side = BY_SRC if lhs_target == "u" else BY_DST
-    ran(f"dgl sddmm {op}", "edges", "one pass over the edges")
+    ran(place, "edges", "one pass over the edges")
     return edges.combine(_rows(lhs), _rows(rhs), _ends(graph), side, op).view(graph.num_edges, *lhs.shape[1:])
 
 

@@ -27,7 +27,7 @@ def kinds_of(aggregation: Any) -> tuple[str, ...]:
         if type(part) not in kinds:
             raise Unsupported(f"an aggregation is {type(part).__name__}")
         if getattr(part, "semi_grad", False):
-            raise Unsupported("a variance has half a gradient")
+            raise Unsupported("a variance or deviation has semi_grad=True")
     if not all(map(is_plain, (aggregation, *found, *of_std))):
         raise Unsupported("hooks are registered on the aggregation")
     if len(found) > MOST_KINDS:

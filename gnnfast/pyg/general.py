@@ -142,7 +142,7 @@ def _graph(module: Any, edge_index: Tensor, sizes: list[Any]) -> Graph:
     num_src, num_dst = sizes if to_target else sizes[::-1]
     num_src, num_dst = num_dst if num_src is None else num_src, num_src if num_dst is None else num_dst
     if num_dst is None:
-        raise Unsupported("nothing says how many nodes there are")
+        raise Unsupported("the number of nodes is not known")
     graph = graph_of(edge_index, num_src, num_dst, to_target)
     try:
         graph.args(csc=torch.is_grad_enabled())  # now: a bad id, or a graph that cannot be converted, is PyG's to report

@@ -157,7 +157,7 @@ def _forward(module: Any, parts: _Parts, x: Tensor, edge_index: Tensor, edge_att
         dst, src = (second, first) if module.flow == "source_to_target" else (first, second)
         ends = edges.Ends(dst, src, lambda: graph)
         messages = linear(edge_attr, of_edges @ encoder.weight, bias) + edges.gather(to_src, ends, BY_SRC)
-        ran(place, "gathers and reductions", "edge features are added to messages")
+        ran(place, "edges reductions", "edge features are added to messages")
         out = reduce_messages(messages, to_dst, ends, parts.kinds)
     scales = torch.cat([_SCALES[name](scaler, graph, x.dtype) for name in scaler.scaler], 1).unsqueeze(2)
     kinds, results = len(parts.kinds), []

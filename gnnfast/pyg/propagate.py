@@ -159,7 +159,7 @@ def _relu_sum(
         of_edges = lin(of_edges)
     if _fits(of_edges, shape, x):
         return edge_relu(graph, x, of_edges, place=place)
-    ran(place, "gathers and sum", f"edge features are {of_edges.dtype} of shape {list(of_edges.shape)}")
+    ran(place, "edges sum", f"edge features are {of_edges.dtype} of shape {list(of_edges.shape)}")
     ends = edges.Ends(edge_index[int(sizes[2])], edge_index[int(not sizes[2])], lambda: graph)
     return edges.reduce((edges.gather(x, ends, BY_SRC) + of_edges).relu(), ends, "sum")
 
