@@ -380,9 +380,9 @@ def test_a_file_that_is_no_record_is_refused(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize("arguments", [[], ["sddmm"]])
 def test_an_unknown_benchmark_lists_what_there_is(arguments: list[str], capsys: pytest.CaptureFixture) -> None:
     assert main(["bench", *arguments]) == 2
-    printed = capsys.readouterr().out
-    assert all(name in printed for name in benchmarks().BENCHMARKS)
-    assert ("there is no benchmark 'sddmm'" in printed) == bool(arguments)
+    printed = capsys.readouterr()
+    assert all(name in printed.out for name in benchmarks().BENCHMARKS)
+    assert ("there is no benchmark 'sddmm'" in printed.err) == bool(arguments)
 
 
 def test_gnnfast_is_on_again_after_a_peer_failed() -> None:

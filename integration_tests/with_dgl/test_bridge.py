@@ -446,7 +446,7 @@ def test_message_passing(gpu, loops):
     gnnfast.enable()
     gnnfast.clear_report()
     found = passed(g0.to(gpu))
-    assert not gnnfast.report().fallbacks
+    assert all("a Python function" in reason for _, reason in gnnfast.report().fallbacks)
     for a, b in zip(found, expected):
         assert a.keys() == b.keys()
         for key in a:

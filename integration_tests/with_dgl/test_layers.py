@@ -81,7 +81,9 @@ def test_layer(name, graph, idtype):
     if name in ("GraphConv", "SAGEConv mean", "TAGConv", "SGConv"):
         w = torch.rand(edge_index.shape[1])
         report = compare(lambda x, w: layer(g, x, edge_weight=w), x, w)
-        assert {p for p, _ in report.fallbacks} <= {"dgl copy_e_sum", "dgl copy_e"}  # normalising the weights sums edge features
+        # Normalising the weights sums edge features, and multiplies them in a Python function.
+        found = {p for p, reason in report.fallbacks if "a Python function" not in reason}
+        assert found <= {"dgl copy_e_sum", "dgl copy_e"}
 
 
 @pytest.mark.parametrize("kernel", ["gas", "gar"])
