@@ -148,20 +148,29 @@ NEW = {
     "max": (1 << 19, 1 << 19),
     "copied max": (1 << 19, 1 << 19),  # where DGL has libxsmm's
     "dot": (1 << 19, 0),
+    "narrow dot": (1 << 62, 0),  # of fewer than FEW_FEATURES: 0.7 to 0.95
     "softmax": (1 << 16, 1 << 16),
 }
-KNOWN = {"narrow": (1 << 62, 1 << 62), "dot": (1 << 17, 0), "softmax": (1 << 13, 1 << 13)}
+KNOWN = {
+    "narrow": (1 << 62, 1 << 62),
+    "dot": (1 << 17, 0),
+    "narrow dot": (1 << 62, 0),
+    "softmax": (1 << 13, 1 << 13),
+}
+FEW_FEATURES = 8
 # Features up to which those of a weight are narrow: kernels take them a weight at a time.
 NARROW = 2
-# Elements from which DGL trains maxima of copied float32 features faster with AVX-512, by libxsmm (1.1 to 1.5x at 8 million).
-MANY_MAXIMA = 1 << 21
+# Elements from which DGL trains maxima of copied float32 features faster with AVX-512, by libxsmm (1.1 to 1.5x at 8 million); and
+# of few features (1.2x at 88,648 edges, 2.1x at 491,722).
+MANY_MAXIMA, MANY_NARROW_MAXIMA = 1 << 21, 1 << 16
 
 
 def slower_than_dgl(what: str, new: bool, training: bool, num_edges: int, width: int) -> str:
     """Why a call is left to DGL, if it is: a pure function of sizes."""
     if what == "narrow" and training:
         return "the gradients of a weight for every one or two features are faster in DGL"
-    if what == "copied max" and training and num_edges * width >= MANY_MAXIMA:
+    most = MANY_NARROW_MAXIMA if width < FEW_FEATURES else MANY_MAXIMA
+    if what == "copied max" and training and num_edges * width >= most:
         return "DGL's own maxima and minima (libxsmm) are faster to train"
     if num_edges > FEW_EDGES or num_edges * width >= (NEW if new else KNOWN).get(what, (0, 0))[training]:
         return ""
@@ -233,7 +242,8 @@ def _unsupported(gidx: Any, op: str, reduce_op: str, lhs: Any, rhs: Any) -> str:
 def _unsupported_dot(gidx: Any, op: str, lhs: Any, rhs: Any, lhs_target: str, rhs_target: str) -> str:
     if op != "dot":
         return f"op is {op}"
-    slower = _slower(gidx, "dot", lhs, rhs)
+    narrow = isinstance(lhs, Tensor) and lhs.dim() > 1 and lhs.shape[-1] < FEW_FEATURES
+    slower = _slower(gidx, "narrow dot" if narrow else "dot", lhs, rhs)
     if slower:
         return slower
     rows = {"u": "num_src", "v": "num_dst"}

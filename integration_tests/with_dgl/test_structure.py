@@ -221,6 +221,10 @@ def test_what_is_left_to_dgl_depends_on_sizes(monkeypatch):
         ("max", True, False, 8191, 64, True),
         ("max", False, True, 10_000_000, 64, False),
         ("copied max", False, True, 131_072, 16, True),  # libxsmm
+        ("copied max", False, True, 88_648, 4, True),
+        ("copied max", False, True, 88_648, 8, False),
+        ("narrow dot", False, False, 88_648, 4, True),
+        ("narrow dot", False, True, 88_648, 4, False),
         ("copied max", False, True, 131_071, 16, False),
         ("copied max", False, False, 10_000_000, 64, False),
         ("copied max", True, False, 8191, 64, True),

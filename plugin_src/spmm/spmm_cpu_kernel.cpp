@@ -284,6 +284,9 @@ void dispatch_weight(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
         sum_and_dot_rows<T, l.value, n.value, of_head.value>(p, row_begin, row_end);
       };
       if (with_vectors<T>(p.width, p.heads, run)) return;
+      if (p.heads == 1 && p.width == 1) return run(Int<1>{}, Int<1>{}, Int<1>{});
+      if (p.heads == 1 && p.width == 2) return run(Int<2>{}, Int<1>{}, Int<1>{});
+      if (p.heads == 1 && p.width == 4) return run(Int<4>{}, Int<1>{}, Int<1>{});
     }
     return backward_rows<T, OP, kHeadWeight>(p, row_begin, row_end);
   } else {

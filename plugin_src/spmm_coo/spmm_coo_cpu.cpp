@@ -62,7 +62,7 @@ void scatter_rows(const SpmmCooArgs& p, int64_t row_begin, int64_t row_end) {
 
 template <class T>
 void scatter(const SpmmCooArgs& p) {
-  const int64_t chunks = std::min(thread_count(p.num_edges * p.width, kGrain), p.num_rows);
+  const int64_t chunks = std::min(thread_count(p.num_edges * work_of_edge(p.width), kGrain), p.num_rows);
   parallel_chunks(chunks, [&](int64_t c) {
     const int64_t begin = p.num_rows * c / chunks, end = p.num_rows * (c + 1) / chunks;
     p.index64 ? scatter_rows<T, int64_t>(p, begin, end) : scatter_rows<T, int32_t>(p, begin, end);
