@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
-import inspect
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
@@ -70,6 +70,13 @@ def helpers(cls: type, code: CodeType) -> Iterator[CodeType]:
             yield method.__code__
 
 
+def _cells(function: FunctionType) -> Iterator[Any]:
+    """What a function has from around it."""
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # empty so far
+            yield cell.cell_contents
+
+
 def is_of_library(thing: Any) -> bool:
     """Whether a class or function is torch's or PyG's."""
     return (thing.__module__ or "").startswith(LIBRARIES)
@@ -102,7 +109,7 @@ def may_run_twice(module: nn.Module) -> bool:
         if _goes_on(function.__code__):
             return False
         named = [getattr(cls, name, None) or function.__globals__.get(name) for name in function.__code__.co_names]
-        named += inspect.getclosurevars(function).nonlocals.values()
+        named += _cells(function)
         left += [f for f in named if isinstance(f, FunctionType)]
     return all(_forward_may(m) for m in modules_of(module) if m is not module)
 
