@@ -108,8 +108,8 @@ def may_run_twice(module: nn.Module) -> bool:
         seen.add(function)
         if _goes_on(function.__code__):
             return False
-        named = [getattr(cls, name, None) or function.__globals__.get(name) for name in function.__code__.co_names]
-        named += _cells(function)
+        names = function.__code__.co_names
+        named = *(getattr(cls, name, None) for name in names), *map(function.__globals__.get, names), *_cells(function)
         left += [f for f in named if isinstance(f, FunctionType)]
     return all(_forward_may(m) for m in modules_of(module) if m is not module)
 
