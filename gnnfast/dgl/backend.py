@@ -13,11 +13,12 @@ from torch import Tensor
 
 from gnnfast import _native
 from gnnfast.config import settings
+from gnnfast.dgl import messages
 from gnnfast.dgl.messages import pair_of_ends, reduce_edges, sddmm_place, spmm_place
 from gnnfast.dgl.structure import FEW_EDGES, known, sized, structure
 from gnnfast.dispatch import execute
 from gnnfast.graph.checks import saved_tensors_are_watched
-from gnnfast.reporting import fell_back
+from gnnfast.reporting import fell_back, ran
 from gnnfast.types import FEATURE_DTYPES
 
 if _native.cpu.loaded:
@@ -41,6 +42,8 @@ def make_gspmm(original: Any) -> Any:
         reason = _slower(gidx, _what(op, reduce_op, lhs_data, rhs_data), *operands) if op in OPS else ""
         reason = reason or _unsupported(gidx, op, reduce_op, lhs_data, rhs_data)
         if reason:
+            if _is_unknown_to_dgl(gidx, lhs_data, rhs_data):
+                return messages.gspmm(gidx, op, reduce_op, lhs_data, rhs_data)
             fell_back(place, reason)
             return original(gidx, op, reduce_op, lhs_data, rhs_data)
         return _gspmm(gidx, op, reduce_op, lhs_data, rhs_data, place)
@@ -85,6 +88,9 @@ def make_gsddmm(original: Any) -> Any:
         else:
             reason = _unsupported_dot(gidx, op, lhs_data, rhs_data, lhs_target, rhs_target)
         if reason:
+            if _is_unknown_to_dgl(gidx, lhs_data, rhs_data):
+                ran(place, "edges", "DGL has no float16 on a CPU")
+                return messages.gsddmm(gidx, op, lhs_data, rhs_data, lhs_target, rhs_target)
             fell_back(place, reason)
             return original(gidx, op, lhs_data, rhs_data, lhs_target, rhs_target)
         src, dst = (lhs_data, rhs_data) if lhs_target == "u" else (rhs_data, lhs_data)
@@ -94,6 +100,14 @@ def make_gsddmm(original: Any) -> Any:
         return out.squeeze(1) if src.dim() == 1 else out.view(out.shape[0], *shape, 1)
 
     return gsddmm
+
+
+def _is_unknown_to_dgl(gidx: Any, *operands: Any) -> bool:
+    """Whether DGL's kernels on a CPU have no such dtype."""
+    tensors = [t for t in operands if isinstance(t, Tensor)]
+    return (
+        any(t.dtype is torch.float16 for t in tensors) and all(t.device.type == "cpu" for t in tensors) and known(gidx).single(gidx)
+    )
 
 
 def make_edge_softmax(original: Any) -> Any:

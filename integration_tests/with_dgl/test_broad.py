@@ -221,3 +221,28 @@ def test_operands_without_features_are_dgls(op, reduce):
         results[on] = [getattr(dgl.ops, f"u_{op}_e_{reduce}")(g, torch.zeros(4, 0), torch.zeros(0, 0)).shape for _ in range(3)]
     gnnfast.enable()
     assert results[True] == results[False]
+
+
+@pytest.mark.parametrize("targets", ["ue", "ev", "uv", "vu", "ve"])
+@pytest.mark.parametrize("op", [*BINARY, "dot"])
+def test_float16_on_a_cpu(op, targets):
+    """For which DGL has no kernels."""
+    for shapes in (((4,), (4,)), ((3, 4), (3, 1))):
+        if op == "dot" and shapes[0] != shapes[1]:
+            continue
+        g = random(torch.int64)
+        rows = {"u": g.num_nodes(), "v": g.num_nodes(), "e": g.num_edges()}
+        narrow = [(torch.rand(rows[t], *shape) + 0.5).half().requires_grad_() for t, shape in zip(targets, shapes)]
+        wide = [t.detach().float().requires_grad_() for t in narrow]
+        calls = [getattr(dgl.ops, f"{targets[0]}_{op}_{targets[1]}")]
+        if targets == "ue" and op != "dot":
+            calls += [getattr(dgl.ops, f"u_{op}_e_{reduce}") for reduce in ("sum", "mean", "max", "min")]
+        for call in calls:
+            found, expected = call(g, *narrow), call(g, *wide)
+            found, expected = found.nan_to_num(posinf=0, neginf=0), expected.nan_to_num(posinf=0, neginf=0)
+            gradients = [torch.autograd.grad(t.sum(), given) for t, given in ((found, narrow), (expected, wide))]
+            assert found.dtype is torch.float16
+            if call.__name__.endswith(("max", "min")):
+                gradients = [(), ()]  # rounded, other messages may be the largest
+            for a, b in zip((found, *gradients[0]), (expected, *gradients[1])):
+                assert relative_error(a.float(), b) < 5e-3
