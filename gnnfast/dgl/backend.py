@@ -282,14 +282,6 @@ def _unsupported_pair(gidx: Any, lhs: Any, rhs: Any, lhs_target: str, rhs_target
     return unsupported_operands(gidx, ("features", lhs, rows[lhs_target]), ("features", rhs, rows[rhs_target]))
 
 
-def meets_first(gidx: Any) -> bool:
-    """Whether a graph on a CPU is met for the first time and may be one of a mini-batch, which is not worth a conversion."""
-    of, current = sized(gidx), settings()
-    if of.calls or of.num_edges > FEW_EDGES or of.device != "cpu" or saved_tensors_are_watched():
-        return False
-    return not current.strict and current.kernel == "auto" and current.sample == "off"
-
-
 def unsupported_operands(gidx: Any, *operands: tuple[str, Any, str]) -> str:
     """Why kernels do not take operands ``(name, tensor, which of the graph's sizes its rows are)``, if they do not."""
     first = operands[0][1]
