@@ -2,100 +2,31 @@
 
 gnnfast bench layers --device cuda --out benchmarks/results/NAME     reddit-size random graph
 gnnfast bench layers --device cpu --out benchmarks/results/NAME      real graphs
-gnnfast bench layers --all --out benchmarks/results/NAME             messages of every kind; on CUDA an arxiv-size graph
+gnnfast bench layers --all --out benchmarks/results/NAME             every convolution; on CUDA an arxiv-size graph, and small ones
 gnnfast bench layers --all --compiled ...                            beside PyG under torch.compile too
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import functools
 import gc
 import sys
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
-import torch_geometric.nn as pyg
-from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, SAGEConv, TransformerConv
+from torch import Tensor
 
 import gnnfast
 from gnnfast.cache import cache
 
-from . import graphs, tables, timing
-
-LAYERS = {
-    "GCNConv": lambda i, o: GCNConv(i, o),
-    "SAGEConv": lambda i, o: SAGEConv(i, o),
-    "SAGEConv max": lambda i, o: SAGEConv(i, o, aggr="max"),
-    "GraphConv": lambda i, o: GraphConv(i, o),
-    "GINConv": lambda i, o: GINConv(torch.nn.Linear(i, o)),
-    "GATConv": lambda i, o: GATConv(i, o),
-    "GATConv 4 heads": lambda i, o: GATConv(i, o // 4, heads=4),
-    "GATv2Conv": lambda i, o: GATv2Conv(i, o),
-    "TransformerConv": lambda i, o: TransformerConv(i, o),
-}
+from . import graphs, host, tables, timing
+from .convs import ALL, LAYERS, served
 
 UNTIL_SETTLED = 20  # steps, after which gnnfast has the schedules of a graph that is used again and again
 TOLERANCE = 2e-2  # in float32 PyG's own gradients of GatedGraphConv are off by 5e-3 where nodes have thousands of edges
-
-
-class WithEdges(nn.Module):
-    """A layer that takes edge features, with some of ``width``."""
-
-    def __init__(self, conv: nn.Module, width: int) -> None:
-        super().__init__()
-        self.conv, self.width, self.attr = conv, width, torch.empty(0)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        if self.attr.shape[0] < edge_index.shape[1]:
-            same = torch.Generator(x.device).manual_seed(0)  # for each side
-            self.attr = torch.rand(edge_index.shape[1], self.width, device=x.device, generator=same)
-        return self.conv(x, edge_index, self.attr[: edge_index.shape[1]])
-
-
-class WithInitial(nn.Module):
-    """A layer that takes the features of the first layer too."""
-
-    def __init__(self, conv: nn.Module) -> None:
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.conv(x, x, edge_index)
-
-
-def _mlp(i: int, o: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(i, o), nn.ReLU(), nn.Linear(o, o))
-
-
-DEGREES = torch.bincount(torch.arange(1, 100) // 3)
-ALL = LAYERS | {
-    "SGConv": lambda i, o: pyg.SGConv(i, o, K=2),
-    "TAGConv": lambda i, o: pyg.TAGConv(i, o),
-    "APPNP": lambda i, o: pyg.APPNP(3, 0.1),
-    "ChebConv": lambda i, o: pyg.ChebConv(i, o, 3),
-    "ARMAConv": lambda i, o: pyg.ARMAConv(i, o),
-    "GatedGraphConv": lambda i, o: pyg.GatedGraphConv(o, 2),
-    "GCN2Conv": lambda i, o: WithInitial(pyg.GCN2Conv(i, 0.1)),
-    "ClusterGCNConv": lambda i, o: pyg.ClusterGCNConv(i, o),
-    "LEConv": lambda i, o: pyg.LEConv(i, o),
-    "GINEConv": lambda i, o: WithEdges(pyg.GINEConv(_mlp(i, o)), i),
-    "GENConv": lambda i, o: pyg.GENConv(i, o),
-    "EdgeConv": lambda i, o: pyg.EdgeConv(nn.Linear(2 * i, o)),
-    "PNAConv": lambda i, o: pyg.PNAConv(i, o, ["mean", "min", "max", "std"], ["identity", "amplification"], DEGREES),
-    "ResGatedGraphConv": lambda i, o: pyg.ResGatedGraphConv(i, o),
-    "FiLMConv": lambda i, o: pyg.FiLMConv(i, o),
-    "CGConv": lambda i, o: pyg.CGConv(i),
-    "GATConv edge features": lambda i, o: WithEdges(GATConv(i, o // 4, heads=4, edge_dim=16), 16),
-    "GATv2Conv edge features": lambda i, o: WithEdges(GATv2Conv(i, o // 4, heads=4, edge_dim=16), 16),
-    "TransformerConv edge features": lambda i, o: WithEdges(TransformerConv(i, o // 4, heads=4, edge_dim=16), 16),
-    "GMMConv": lambda i, o: WithEdges(pyg.GMMConv(i, o, 3, 2), 3),
-    "FeaStConv": lambda i, o: pyg.FeaStConv(i, o),
-    "AGNNConv": lambda i, o: pyg.AGNNConv(),
-    "FAConv": lambda i, o: WithInitial(pyg.FAConv(i)),
-    "SuperGATConv": lambda i, o: pyg.SuperGATConv(i, o),
-}
 
 
 def step(layer: torch.nn.Module, x: Tensor, edge_index: Tensor) -> None:
@@ -118,24 +49,27 @@ def difference(found: list[Tensor], expected: list[Tensor]) -> float:
     return max(float((a - b).norm()) / max(float(b.norm()), 0.05 * largest) for a, b in zip(found, expected, strict=True))
 
 
-def measure(
-    name: str,
-    graph: str,
-    edge_index: Tensor,
-    nodes: int,
-    width_in: int,
-    width_out: int,
-    x_grad: bool,
-    repeats: int,
-    compiled: bool = False,
-) -> dict[str, Any]:
+class Graph(NamedTuple):
+    """Of ``widths`` features in and out of a layer; ``x_grad``: whether they have gradients, those of a model's first layer do not.
+    ``repeats`` calls are timed, as many as fill 60 ms if not given."""
+
+    name: str
+    edge_index: Tensor
+    nodes: int
+    widths: tuple[int, int]
+    x_grad: bool
+    repeats: int | None = None
+
+
+def measure(name: str, graph: Graph, compiled: bool = False) -> dict[str, Any]:
+    edge_index, (width_in, width_out), repeats = graph.edge_index, graph.widths, graph.repeats
     device = edge_index.device
     torch.manual_seed(0)
-    x = torch.randn(nodes, width_in, device=device, requires_grad=x_grad)
+    x = torch.randn(graph.nodes, width_in, device=device, requires_grad=graph.x_grad)
     made = ALL[name](width_in, width_out).to(device)
     cuda = device.type == "cuda"
-    row: dict[str, Any] = {"layer": name, "graph": graph, "edges": edge_index.shape[1], "in": width_in, "out": width_out}
-    row["gradient of x"] = "yes" if x_grad else "no"
+    row: dict[str, Any] = {"layer": name, "served": served(name), "graph": graph.name, "edges": edge_index.shape[1]}
+    row |= {"in": width_in, "out": width_out, "gradient of x": "yes" if graph.x_grad else "no"}
     results, layers = {}, {}
 
     def switch(label: str) -> None:
@@ -158,7 +92,7 @@ def measure(
             step(layer, x, edge_index)
     error = difference(results["gnnfast"], results["PyG"])
     if not error < TOLERANCE:
-        raise SystemExit(f"gnnfast bench layers: gradients of {name} on {graph} differ by {error:.2g}")
+        raise SystemExit(f"gnnfast bench layers: gradients of {name} on {graph.name} differ by {error:.2g}")
     calls = {label: functools.partial(step, layer, x, edge_index) for label, layer in layers.items()}
     for label, found in timing.in_turn(calls, switch, device, repeats).items():
         row |= found.columns(label)
@@ -169,12 +103,14 @@ def measure(
     # The floor: what of the layer is not message passing, which no aggregation kernel can speed up.
     row["layer without edges ms"] = timing.median_ms(lambda: step(layer, x, edge_index[:, :0]), device, repeats)
     row["PyG / gnnfast"] = row["PyG ms"] / row["gnnfast ms"]
-    sizes = f"{graph} {name} {width_in} -> {width_out}"
+    if "PyG compiled ms" in row:
+        row["PyG compiled / gnnfast"] = row["PyG compiled ms"] / row["gnnfast ms"]
+    sizes = f"{graph.name} {name} {width_in} -> {width_out}"
     print(f"{sizes}: PyG {row['PyG ms']:.3g} ms, gnnfast {row['gnnfast ms']:.3g} ms", file=sys.stderr, flush=True)
     return row
 
 
-def _compiled(layer: torch.nn.Module, x: Tensor, edge_index: Tensor, repeats: int, expected: list[Tensor]) -> dict[str, Any]:
+def _compiled(layer: torch.nn.Module, x: Tensor, edge_index: Tensor, repeats: int | None, expected: list[Tensor]) -> dict[str, Any]:
     """The columns of PyG's own layer under torch.compile; empty where that fails, or has other gradients than ``expected``."""
     torch._dynamo.reset()
     call = torch.compile(layer)
@@ -188,11 +124,51 @@ def _compiled(layer: torch.nn.Module, x: Tensor, edge_index: Tensor, repeats: in
         return {}
 
 
+def graphs_for(options: argparse.Namespace, device: torch.device) -> Iterator[Graph]:
+    cuda = device.type == "cuda"
+    if cuda and options.all and options.graphs is None:
+        rowptr, col = graphs.community_order("arxiv", device)
+        yield Graph("arxiv", graphs.to_edge_index(rowptr, col), rowptr.numel() - 1, (128, 128), True, 4)
+        yield Graph("pubmed-size", *graphs.made("pubmed-size", device), (64, 64), True)
+        batch = host.molecules(128, device)
+        yield Graph("128 molecules", batch.edge_index, batch.x.shape[0], (64, 64), True)
+    elif cuda and options.graphs is None:
+        rowptr, col = graphs.random_order("reddit", device)
+        edge_index, nodes = graphs.to_edge_index(rowptr, col), rowptr.numel() - 1
+        del rowptr, col
+        for width in (16, 64, 128):
+            yield Graph("reddit", edge_index, nodes, (602, width), False, 3)
+    else:
+        found = [graph for graph in options.graphs or graphs.REAL if not graphs.missing(graph, "real")]
+        if not found:
+            print("without the real graphs (GNNFAST_DATA names no folder with them): made ones of such sizes", file=sys.stderr)
+        for graph in found or graphs.MADE:
+            edge_index, nodes = graphs.real(graph) if found else graphs.made(graph, device)
+            for x_grad in (False, True):
+                yield Graph(graph, edge_index.to(device), nodes, (64, 64), x_grad, 10 if cuda else 3)
+
+
+def summarise(rows: list[tables.Row]) -> list[tables.Row]:
+    """By graph and by how classes are served: the geometric mean over its layers, and the least."""
+    kinds: dict[tuple[str, str], list[tables.Row]] = {}
+    for row in rows:
+        kinds.setdefault((row["graph"], row["served"]), []).append(row)
+    found = []
+    for (graph, kind), of_kind in kinds.items():
+        line: tables.Row = {"graph": graph, "served": kind, "layers": len(of_kind)}
+        for ratio in ("PyG / gnnfast", "PyG compiled / gnnfast"):
+            if ratios := [(row[ratio], row["layer"]) for row in of_kind if ratio in row]:
+                least, layer = min(ratios)
+                line |= {ratio: timing.geometric_mean(value for value, _ in ratios), f"least {ratio}": f"{least:.2f}, {layer}"}
+        found.append(line)
+    return found
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = tables.make_parser("layers", __doc__.splitlines()[0])
     tables.add_device(parser)
     parser.add_argument("--layers", nargs="*", **tables.named(ALL))
-    parser.add_argument("--all", action="store_true", help="layers of every kind of message")
+    parser.add_argument("--all", action="store_true", help="every convolution of PyG that needs nothing but torch")
     about = "real ones; if not given, on a CPU those at hand, on a GPU large ones"
     parser.add_argument("--graphs", nargs="*", **tables.named(graphs.REAL, about))
     parser.add_argument("--compiled", action="store_true", help="PyG under torch.compile, too")
@@ -200,39 +176,15 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     device, rows = torch.device(options.device), []
     names = options.layers or list(ALL if options.all else LAYERS if device.type == "cpu" else ["GCNConv"])
-    if device.type == "cuda" and options.all and options.graphs is None:
-        rowptr, col = graphs.community_order("arxiv", device)
-        edge_index, nodes = graphs.to_edge_index(rowptr, col), rowptr.numel() - 1
+    title = f"PyG layers, forward and backward, on {options.device}"
+    for graph in graphs_for(options, device):
         for name in names:
-            rows.append(measure(name, "arxiv", edge_index, nodes, 128, 128, True, 4, options.compiled))
-    elif device.type == "cuda" and options.graphs is None:
-        rowptr, col = graphs.random_order("reddit", device)
-        edge_index = graphs.to_edge_index(rowptr, col)
-        nodes = rowptr.numel() - 1
-        del rowptr, col
-        for name in names:
-            for width in (16, 64, 128):
-                rows.append(measure(name, "reddit", edge_index, nodes, 602, width, False, 3, options.compiled))
-    else:
-        found = [graph for graph in options.graphs or graphs.REAL if not graphs.missing(graph, "real")]
-        if not found:
-            print("without the real graphs (GNNFAST_DATA names no folder with them): made ones of such sizes", file=sys.stderr)
-        for graph in found or graphs.MADE:
-            edge_index, nodes = graphs.real(graph) if found else graphs.made(graph, device)
-            edge_index = edge_index.to(device)
-            for name in names:
-                # A model's first layer, and the others; without parameters a first one has no gradients.
-                for x_grad in (False, True) if any(True for _ in ALL[name](1, 1).parameters()) else (True,):
-                    rows.append(
-                        measure(
-                            name, graph, edge_index, nodes, 64, 64, x_grad, 10 if device.type == "cuda" else 3, options.compiled
-                        )
-                    )
-    for row in rows:
-        if "PyG compiled ms" in row:
-            row["PyG compiled / gnnfast"] = row["PyG compiled ms"] / row["gnnfast ms"]
-    mean = [{"layers": len(rows), "geometric mean": timing.geometric_mean(r["PyG / gnnfast"] for r in rows)}]
-    tables.write(options, f"PyG layers, forward and backward, on {options.device}", rows, device, mean)
+            # Without parameters a model's first layer has no gradients.
+            if graph.x_grad or any(True for _ in ALL[name](4, 4).parameters()):
+                rows.append(measure(name, graph, options.compiled))
+                if options.out:
+                    tables.save(tables.make_record(title, device, rows, summarise(rows)), options.out)
+    tables.write(options, title, rows, device, summarise(rows))
     return 0
 
 

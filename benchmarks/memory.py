@@ -20,7 +20,7 @@ import torch
 import gnnfast
 from gnnfast.sides import own_process
 
-from . import graphs, layers, tables, timing
+from . import convs, graphs, layers, tables, timing
 
 LAYERS = ("GCNConv", "SAGEConv", "GINConv", "GATConv", "GATv2Conv", "TransformerConv", "PNAConv")
 GRAPHS = {"cpu": "computers-size", "cuda": "arxiv-size"}
@@ -41,7 +41,7 @@ class Prepared:
     def __init__(self, name: str, edge_index: torch.Tensor, nodes: int) -> None:
         torch.manual_seed(0)
         self.edge_index = edge_index
-        self.layer = layers.ALL[name](WIDTH, WIDTH).to(edge_index.device)
+        self.layer = convs.ALL[name](WIDTH, WIDTH).to(edge_index.device)
         self.x = torch.randn(nodes, WIDTH, device=edge_index.device, requires_grad=True)
 
     def step(self) -> None:
@@ -145,10 +145,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns 1 if a side failed otherwise than by want of memory, or the two differ."""
     parser = tables.make_parser("memory", __doc__)
     tables.add_device(parser)
-    parser.add_argument("--layers", nargs="+", default=LAYERS, **tables.named(layers.ALL))
+    parser.add_argument("--layers", nargs="+", default=LAYERS, **tables.named(convs.ALL))
     parser.add_argument("--graph", **tables.named(graphs.OTHER_SIZES, "for the peaks, in place of the device's"))
     parser.add_argument("--limit", type=float, default=16.0, metavar="GiB", help="for the largest graph that fits (16)")
-    parser.add_argument("--child", choices=tuple(layers.ALL), help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=tuple(convs.ALL), help=argparse.SUPPRESS)
     tables.add_output(parser, chart=True)
     options = parser.parse_args(arguments)
     if not options.limit > 0:

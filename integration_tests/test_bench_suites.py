@@ -18,9 +18,9 @@ from gnnfast.cli import benchmarks, main
 
 pytest.importorskip("torch_geometric", reason="PyG is not installed")
 PACKAGE = benchmarks().__name__
-compare, compiled, layers, memory, page, sampled, script, tables, timing, train = (
+compare, compiled, convs, layers, memory, page, sampled, script, tables, timing, train = (
     importlib.import_module(f"{PACKAGE}.{name}")
-    for name in ("compare", "compiled", "layers", "memory", "page", "sampled", "script", "tables", "timing", "train")
+    for name in ("compare", "compiled", "convs", "layers", "memory", "page", "sampled", "script", "tables", "timing", "train")
 )
 needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
 
@@ -112,13 +112,20 @@ def test_sides_that_differ_have_no_ratio_of_memory(monkeypatch: pytest.MonkeyPat
     assert "failed" not in memory.measure("GCNConv", "tiny", None, 1.0)
 
 
+def test_layers_of_every_convolution() -> None:
+    from torch_geometric.nn import conv
+
+    classes = {name.split()[0] for name in convs.ALL}
+    assert classes | set(convs.WITHOUT) >= set(conv.__all__) and not classes & set(convs.WITHOUT)
+
+
 def test_layers_that_differ_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = layers.gradients
     monkeypatch.setattr(layers, "gradients", lambda *given: [g * (1.1 if gnnfast.is_enabled() else 1) for g in right(*given)])
     monkeypatch.setattr(timing, "in_turn", lambda *_: pytest.fail("timed"))
     edge_index = torch.arange(200).view(2, 100) % 50
     with pytest.raises(SystemExit, match=r"gradients of GCNConv on g differ by 0\.1"):
-        layers.measure("GCNConv", "g", edge_index, 50, 4, 4, False, 1)
+        layers.measure("GCNConv", layers.Graph("g", edge_index, 50, (4, 4), False, 1))
 
 
 def test_a_compiled_model_that_fails_in_its_process_is_noted(
@@ -148,7 +155,7 @@ def test_a_compiled_model_that_fails_in_its_process_is_noted(
 # ---- what is asked for -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", [*benchmarks().BENCHMARKS, *benchmarks().TOOLS])
 def test_help_fits_a_terminal(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    if name == "operators":
+    if name in ("operators", "bridge"):
         pytest.importorskip("dgl", reason="DGL is not installed")
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
