@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 import torch
-from comparison import compare
+from comparison import both, compare, same
+from graphs import relative_error
 from torch.nn import Linear, ReLU, Sequential
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 pyg = pytest.importorskip("torch_geometric", reason="PyG is not installed")
 from torch_geometric import nn  # noqa: E402
@@ -222,27 +226,74 @@ class Step(torch.nn.Module):
         return torch.cat([t.flatten() for t in out.values() if t is not None]) if isinstance(out, dict) else out
 
 
-@pytest.fixture
-def full_digits():
-    allow = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False  # in which cuDNN's LSTM computes
-    yield
-    torch.backends.cudnn.allow_tf32 = allow
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_layer(name, device, full_digits):
+def made(name, device):
+    """A layer as a module, and what it takes."""
     make, call = LAYERS[name]
     g = torch.Generator().manual_seed(5)
     shapes = (N, F), (30, F), (E,), (E, 3), (N, 3)
     x, other, weight, attr, points = (torch.randn(shape, generator=g, dtype=torch.float64).to(device) for shape in shapes)
+    return Step(make(), call, device).to(device, torch.float64), x, other, weight.abs(), attr, points
+
+
+@contextmanager
+def needs(name):
     try:
-        compare(
-            Step(make(), call, device).double(), x, other, weight.abs(), attr, points, tolerance=1e-9
-        )  # new, met again, converted
+        yield
     except ImportError:
         assert name in NEEDS
         pytest.skip(f"it needs {NEEDS[name]}")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layer(name, device):
+    with needs(name):
+        compare(*made(name, device), tolerance=1e-9)  # new, met again, converted
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_second_derivatives(name, device):
+    def run(layer):
+        for _ in range(2):
+            torch.manual_seed(1)
+            leaves = [t.clone().requires_grad_() for t in given]
+            wanted = [*leaves, *layer.parameters()]
+            first = torch.autograd.grad(layer(*leaves).sin().sum(), wanted, create_graph=True, allow_unused=True)
+            total = sum(t.square().sum() for t in first if t is not None)
+        second = torch.autograd.grad(total, wanted, allow_unused=True)
+        return [total.detach(), *(None if t is None else t.contiguous() for t in second)]
+
+    # cuDNN's LSTM and fused attention have none.
+    with needs(name), torch.backends.cudnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH):
+        step, *given = made(name, device)
+        same(lambda: run(copy.deepcopy(step)))
+
+
+TRANSFORMS = {
+    "vmap": lambda f, x, *others: [torch.vmap(lambda x: f(x, *others), randomness="same")(torch.stack([x, x.cos()]))],
+    "jvp": lambda f, *given: torch.func.jvp(f, given, tuple(t.cos() for t in given)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_transforms(name, transform, device):
+    """Some layers cannot be transformed: the same ones, for the same reasons."""
+
+    def run():
+        torch.manual_seed(1)
+        try:
+            return TRANSFORMS[transform](copy.deepcopy(step), *given)
+        except RuntimeError as error:
+            return str(error)
+
+    with needs(name):
+        step, *given = made(name, device)
+        found, expected, _ = both(run)
+    if isinstance(expected, str):
+        assert found == expected
+    else:
+        assert all(relative_error(a, b) < 1e-9 for a, b in zip(found, expected, strict=True))
 
 
 def test_none_is_left_out():
