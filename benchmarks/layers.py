@@ -180,7 +180,7 @@ def main(arguments: list[str] | None = None) -> int:
     for graph in graphs_for(options, device):
         for name in names:
             # Without parameters a model's first layer has no gradients.
-            if graph.x_grad or any(True for _ in ALL[name](4, 4).parameters()):
+            if graph.x_grad or any(True for _ in ALL[name](*graph.widths).parameters()):
                 rows.append(measure(name, graph, options.compiled))
                 if options.out:
                     tables.save(tables.make_record(title, device, rows, summarise(rows)), options.out)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
+from threading import Lock, get_ident
 from typing import Any
 
 from gnnfast.types import STRATEGIES
@@ -294,16 +295,43 @@ def without_effect(asked: Settings, cuda: bool = True, installed: Collection[str
 
 _base = from_environment()
 _current: ContextVar[Settings | None] = ContextVar("gnnfast_settings", default=None)
+# Autograd runs the backward passes of a GPU, and what a checkpoint repeats there, in threads of its own, where no context variable
+# is set. What is in torch's thread-local state goes along from whoever called backward(): (that thread, its settings).
+_KEY = "gnnfast_settings"
+_lock, _overrides = Lock(), 0  # those in force anywhere: without any, nobody asks torch
 
 
 def settings() -> Settings:
-    """The settings in force in this thread or task."""
-    return _current.get() or _base
+    """The settings in force in this thread or task; in a backward pass those of its caller."""
+    return _current.get() or (_taken_along() if _overrides else None) or _base
+
+
+def _taken_along() -> Settings | None:
+    thread, found = _stashed()
+    return found if thread != get_ident() else None  # in the thread that stashed them the context variable knows
+
+
+def _stashed() -> tuple[int, Settings | None]:
+    import torch
+
+    return torch._C._get_obj_in_tls(_KEY) if torch._C._is_key_in_tls(_KEY) else (get_ident(), None)  # type: ignore[no-any-return]
+
+
+def _stash(given: tuple[int, Settings | None]) -> None:
+    import torch
+
+    torch._C._stash_obj_in_tls(_KEY, given)
+
+
+def _in_force(change: int) -> None:
+    global _overrides
+    with _lock:
+        _overrides += change
 
 
 @contextmanager
 def override(**changes: Any) -> Iterator[Settings]:
-    """Use other settings inside a ``with`` block, in this thread only.
+    """Use other settings inside a ``with`` block, in this thread and in the backward passes that it starts.
 
     Accepts the fields of :class:`Settings` that act on a call: ``kernel``, ``degree_threshold``, ``feature_density_threshold``,
     ``schedule``, ``autotune``, ``sample``, ``sample_width``, ``sample_rescale``, ``dropout``, ``bounded``, ``strict``. To switch
@@ -326,8 +354,13 @@ def override(**changes: Any) -> Iterator[Settings]:
             changes[name] = accepted[name].metadata["parse"](str(int(value)) if isinstance(value, bool) else str(value))
         except (ValueError, KeyError):
             raise ValueError(f"override({name}={value!r}): {name} accepts {accepted[name].metadata['accepts']}") from None
-    token = _current.set(replace(settings(), **changes))
+    made, before = replace(settings(), **changes), _stashed()
+    token = _current.set(made)
+    _stash((get_ident(), made))
+    _in_force(1)
     try:
-        yield settings()
+        yield made
     finally:
+        _in_force(-1)
+        _stash(before)
         _current.reset(token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -326,3 +327,43 @@ if __name__ == '__main__':
     print('FALLBACKS', dict(gnnfast.report().fallbacks))
 """)
     assert "FALLBACKS {}" in out
+
+
+def test_settings_go_along_into_backward_passes():
+    """Also where autograd runs them in a thread of its own, as on a GPU, and on a CPU where they are nested deeply."""
+    from gnnfast.config import settings
+
+    seen, here = [], threading.get_ident()
+
+    class Nested(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, depth):
+            ctx.depth = depth
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            if ctx.depth:
+                with torch.enable_grad():
+                    Nested.apply(torch.ones(1, requires_grad=True), ctx.depth - 1).sum().backward()
+            else:
+                with gnnfast.override(sample="random"):
+                    inner = settings()
+                seen.append((threading.get_ident(), settings().kernel, inner.kernel, inner.sample, settings().sample))
+            return grad, None
+
+    def backward():
+        Nested.apply(torch.ones(1, requires_grad=True), 70).sum().backward()
+        return seen.pop()
+
+    with gnnfast.override(kernel="gar"):
+        thread, *found = backward()
+        assert thread != here and found == ["gar", "gar", "random", "off"]
+        with gnnfast.override(kernel="gas"):
+            assert backward()[1] == "gas"
+        assert backward()[1] == settings().kernel == "gar"
+        other = []
+        of_another = threading.Thread(target=lambda: other.append(settings().kernel))
+        of_another.start(), of_another.join()
+        assert other == ["auto"]
+    assert backward()[1] == settings().kernel == "auto"

@@ -228,6 +228,8 @@ class Step(torch.nn.Module):
 
 def made(name, device):
     """A layer as a module, and what it takes."""
+    if name == "MeshCNNConv" and device.type == "cuda":
+        pytest.skip("PyG's own makes its messages on the CPU, and fails")
     make, call = LAYERS[name]
     g = torch.Generator().manual_seed(5)
     shapes = (N, F), (30, F), (E,), (E, 3), (N, 3)
