@@ -32,6 +32,24 @@ AS_IT_RUNS = {
     **dict.fromkeys(("CGConv", "FiLMConv", "LEConv", "PointTransformerConv", "ResGatedGraphConv"), _GATES),
 }
 
+# What keeps the message() of others from being taken apart.
+_PAIRS, _MATRIX = "a network of what both ends of an edge have", "a matrix for each edge"
+_SOFTMAX = "a softmax within it"
+WHY = {
+    **dict.fromkeys(("DynamicEdgeConv", "EdgeConv", "PPFConv", "PointGNNConv", "PointNetConv"), _PAIRS),
+    **dict.fromkeys(("FastRGCNConv", "NNConv", "RGATConv"), _MATRIX),
+    **dict.fromkeys(("HANConv", "HEATConv", "HGTConv", "LPAttLayer"), _SOFTMAX),
+    "DNAConv": "attention over the layers before, for each edge",
+    "GATEConv": "linear layers within it",
+    "EGConv": "several reductions of the same rows",
+    "GeneralConv": "linear layers within it, and with attention a softmax",
+    "MeshCNNConv": "a linear layer for each of the four edges of a face",
+    "RGCNConv": "the edges of each relation, picked out in each call",
+    "SplineConv": "a kernel of another library",
+    "ViS_MP": "several results for each edge",
+    "ViS_MP_Vertex": "several results for each edge",
+}
+
 # Those that leave most calls to propagate().
 _BEFORE_PROPAGATE = make_normalising, make_gine_conv
 
@@ -71,11 +89,11 @@ def _row(cls: Any) -> Row:
         return Row(cls.__name__, "as a whole", _WHOLE[patch.make.__module__])
     found = message_of(inspect.getattr_static(cls, "message"))
     if not known.is_known_method(cls, "aggregate"):
-        return Row(cls.__name__, "in part", "gathers, and what its own aggregate() calls of PyG")
+        return _in_part(cls, "gathers, and what its own aggregate() calls of PyG")
     if cls.__name__ in AS_IT_RUNS:
         return Row(cls.__name__, "fused", AS_IT_RUNS[cls.__name__])
     if found is None:
-        return Row(cls.__name__, "in part", "gathers and reductions around its own message()")
+        return _in_part(cls, "gathers and reductions around its own message()")
     if found.form in RELU_FORMS:
         return Row(cls.__name__, "fused", f"sum of relu({found.feature}_j + {found.weight})")
     if found.form == "plain" and found.weight is not None:  # which may have a value for each feature
@@ -83,6 +101,10 @@ def _row(cls: Any) -> Row:
     of_edge = f"{found.feature}_j" if found.weight is None else f"{found.weight} * {found.feature}_j"
     normalised = ", normalised once per graph" if patch is not None else ""
     return Row(cls.__name__, "fused", f"SpMM of {of_edge}{normalised}")
+
+
+def _in_part(cls: Any, how: str) -> Row:
+    return Row(cls.__name__, "in part", f"{how}: {WHY[cls.__name__]}" if cls.__name__ in WHY else how)
 
 
 def markdown() -> str:
