@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import matplotlib
@@ -9,6 +10,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 # A record drawn twice gives the same file; text stays text.
 plt.rcParams |= {"svg.hashsalt": "gnnfast", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9}
@@ -41,10 +43,16 @@ def chart(record: dict[str, Any], path: str) -> str:
     figure.supylabel(f"time of {peer} / time of gnnfast", fontsize=9)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(widths), frameon=False)
-    figure.suptitle(f"{record['title']}, {record['environment'].get('device', '')}", x=0.01, ha="left", fontsize=10)
+    _title(figure, record)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
     return f"chart: {path}"
+
+
+def _title(figure: Figure, record: dict[str, Any]) -> None:
+    """What was measured and on what, in as many lines as that takes."""
+    title = f"{record['title']}, {record['environment'].get('device', '')}"
+    figure.suptitle(textwrap.fill(title, int(14 * figure.get_figwidth())), x=0.01, ha="left", fontsize=10)
 
 
 def _ratio(row: dict[str, Any]) -> float | None:
@@ -92,7 +100,7 @@ def bars(record: dict[str, Any], path: str, ratio: str, label: str) -> str:
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     figure.supxlabel(label, fontsize=9)
-    figure.suptitle(f"{record['title']}, {record['environment'].get('device', '')}", x=0.01, ha="left", fontsize=10)
+    _title(figure, record)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
     return f"chart: {path}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
-from threading import Lock, get_ident
+from threading import get_ident
 from typing import Any
 
 from gnnfast.types import STRATEGIES
@@ -295,38 +295,28 @@ def without_effect(asked: Settings, cuda: bool = True, installed: Collection[str
 
 _base = from_environment()
 _current: ContextVar[Settings | None] = ContextVar("gnnfast_settings", default=None)
-# Autograd runs the backward passes of a GPU, and what a checkpoint repeats there, in threads of its own, where no context variable
-# is set. What is in torch's thread-local state goes along from whoever called backward(): (that thread, its settings).
-_KEY = "gnnfast_settings"
-_lock, _overrides = Lock(), 0  # those in force anywhere: without any, nobody asks torch
+_live: dict[int, list[Settings]] = {}  # of the threads that are within override(), the innermost last
 
 
 def settings() -> Settings:
     """The settings in force in this thread or task; in a backward pass those of its caller."""
-    return _current.get() or (_taken_along() if _overrides else None) or _base
+    return _current.get() or (_of_caller() if _live else None) or _base
 
 
-def _taken_along() -> Settings | None:
-    thread, found = _stashed()
-    return found if thread != get_ident() else None  # in the thread that stashed them the context variable knows
-
-
-def _stashed() -> tuple[int, Settings | None]:
+def _of_caller() -> Settings | None:
+    """Autograd runs the backward passes of a GPU, and what a checkpoint repeats there, in threads of its own, where no context
+    variable is set. Newer releases of torch keep the context of who called backward(). Others do not say who it was: if all threads
+    that override anything agree, it is taken for one of them."""
     import torch
 
-    return torch._C._get_obj_in_tls(_KEY) if torch._C._is_key_in_tls(_KEY) else (get_ident(), None)  # type: ignore[no-any-return]
-
-
-def _stash(given: tuple[int, Settings | None]) -> None:
-    import torch
-
-    torch._C._stash_obj_in_tls(_KEY, given)
-
-
-def _in_force(change: int) -> None:
-    global _overrides
-    with _lock:
-        _overrides += change
+    if torch._C._current_graph_task_id() == -1 or get_ident() in _live:
+        return None
+    if torch._C._is_key_in_tls("context"):
+        found = torch._C._get_obj_in_tls("context").get(_current)
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+    innermost = {stack[-1] for stack in _live.copy().values() if stack}
+    return innermost.pop() if len(innermost) == 1 else None
 
 
 @contextmanager
@@ -354,13 +344,13 @@ def override(**changes: Any) -> Iterator[Settings]:
             changes[name] = accepted[name].metadata["parse"](str(int(value)) if isinstance(value, bool) else str(value))
         except (ValueError, KeyError):
             raise ValueError(f"override({name}={value!r}): {name} accepts {accepted[name].metadata['accepts']}") from None
-    made, before = replace(settings(), **changes), _stashed()
-    token = _current.set(made)
-    _stash((get_ident(), made))
-    _in_force(1)
+    made, thread = replace(settings(), **changes), get_ident()
+    token, stack = _current.set(made), _live.setdefault(thread, [])
+    stack.append(made)
     try:
         yield made
     finally:
-        _in_force(-1)
-        _stash(before)
+        stack[:] = [other for other in stack if other is not made]  # tasks of a thread may leave in any order
+        if not stack:
+            _live.pop(thread, None)
         _current.reset(token)
