@@ -52,7 +52,7 @@ def chart(record: dict[str, Any], path: str) -> str:
 def _title(figure: Figure, record: dict[str, Any]) -> None:
     """What was measured and on what, in as many lines as that takes."""
     title = f"{record['title']}, {record['environment'].get('device', '')}"
-    figure.suptitle(textwrap.fill(title, int(14 * figure.get_figwidth())), x=0.01, ha="left", fontsize=10)
+    figure.suptitle(textwrap.fill(title, int(12 * figure.get_figwidth())), x=0.01, ha="left", fontsize=10)
 
 
 def _ratio(row: dict[str, Any]) -> float | None:
