@@ -3,9 +3,9 @@
 gnnfast bench bridge --out benchmarks/results/NAME     an arxiv-size and a reddit-size graph on a GPU, through the bridge
 gnnfast bench bridge --device cpu
 
-Both sides have their own features, of which all take gradients, and the same edges in another order: ``g.update_all`` beside a
-``MessagePassing`` of the same message, and layers of ``dgl.nn`` beside those of PyG that compute the same. Forward runs under
-no_grad; both is forward and backward.
+Both sides take the same features and edges: ``g.update_all`` beside a ``MessagePassing`` of the same message, and layers of
+``dgl.nn`` beside those of PyG that compute as much. Forward runs under no_grad; both is forward and backward, with gradients of
+features, weights of edges and parameters.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ LAYERS = {
 }
 
 
-# What layers take besides features and edges: (how many rows, those of nodes or of edges; what is made of a number of them).
 def _uniform(rows: int, width: int, same: torch.Generator) -> Tensor:
     return torch.rand(rows, width, device=same.device, generator=same)
 
@@ -37,6 +36,7 @@ def _type_of(types: int) -> Callable[[int, int, torch.Generator], Tensor]:
     return lambda rows, width, same: torch.randint(types, (rows,), device=same.device, generator=same)
 
 
+# What layers take besides features and edges, by name: what makes a row for each node, or for each edge.
 OF_NODES = {"pos": _position, "normal": _position, "node_type": _type_of(NODE_TYPES)}
 OF_EDGES = {"edge_attr": _uniform, "edge_type": _type_of(RELATIONS)}
 

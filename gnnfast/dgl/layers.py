@@ -3,7 +3,7 @@ by mean as one node of autograd, with their normalisation as weights of edges th
 
 A layer's own parts (dropouts, linear layers, activations) are called as DGL calls them. What lies between them takes a graph's
 index and tensors: neither frames nor edge data are made. That pays on a graph that is met first, too, however small: on a CPU, of
-30 to 200,000 edges and new in each step, 1.1 to 2.4 times DGL, its conversion included. What is not certain is found out before
+50 to 240,000 edges and new in each step, 1.05 to 3.9 times DGL, its conversion included. What is not certain is found out before
 the first part runs, and runs as DGL wrote it.
 
 Letters in comments: N sources, M destinations, E edges, H heads, D features a head.

@@ -43,7 +43,7 @@ WHY = {
     "GATEConv": "linear layers within it",
     "EGConv": "several reductions of the same rows",
     "GeneralConv": "linear layers within it, and with attention a softmax",
-    "MeshCNNConv": "a linear layer for each of the four edges of a face",
+    "MeshCNNConv": "a linear layer for each of the four edges beside one",
     "RGCNConv": "the edges of each relation, picked out in each call",
     "SplineConv": "a kernel of another library",
     "ViS_MP": "several results for each edge",
