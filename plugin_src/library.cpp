@@ -26,13 +26,13 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   m.def("empty_rows(Tensor like, int rows, int width) -> Tensor");  // CPU only: common/check.h
   // spmm/spmm.h
   m.def("spmm(" GNNFAST_GRAPH ", Tensor? weight, Tensor? weight_t, Tensor x, bool mean, Tensor? scale=None) -> Tensor");
-  m.def("spmm_max(" GNNFAST_GRAPH ", Tensor? weight, Tensor x, bool minimum, int ties, float empty) -> (Tensor, Tensor)");
+  m.def("spmm_max(" GNNFAST_GRAPH ", Tensor? weight, Tensor x, bool minimum, int ties, float? empty) -> (Tensor, Tensor)");
   m.def("spmm_max_backward(" GNNFAST_GRAPH
         ", Tensor? weight, Tensor? x, Tensor grad, Tensor? value, Tensor aux, int num_cols) -> Tensor");  // CUDA only
   // CPU only, as the next
   m.def("spmm_plus(" GNNFAST_GRAPH ", Tensor weight, Tensor x, bool minus, bool mean) -> Tensor");
   m.def("spmm_plus_max(" GNNFAST_GRAPH
-        ", Tensor weight, Tensor x, bool minus, bool minimum, bool train, float empty) -> (Tensor, Tensor)");
+        ", Tensor weight, Tensor x, bool minus, bool minimum, bool train, float? empty) -> (Tensor, Tensor)");
   m.def("spmm_where(" GNNFAST_GRAPH ", Tensor? weight, Tensor? self, Tensor grad, Tensor? value, Tensor? arg) -> Tensor");
   m.def("spmm_backward(" GNNFAST_GRAPH ", Tensor weight, Tensor self, Tensor grad, Tensor? inverse=None) -> (Tensor, Tensor)");
   // sddmm/sddmm.h

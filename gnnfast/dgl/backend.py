@@ -14,7 +14,7 @@ from torch import Tensor
 from gnnfast import _native
 from gnnfast.config import settings
 from gnnfast.dgl import messages
-from gnnfast.dgl.messages import pair_of_ends, reduce_edges, sddmm_place, spmm_place
+from gnnfast.dgl.messages import as_rows, empty_of, pair_of_ends, reduce_edges, reduce_products, sddmm_place, spmm_place
 from gnnfast.dgl.structure import FEW_EDGES, known, sized, structure
 from gnnfast.dispatch import execute
 from gnnfast.graph.checks import saved_tensors_are_watched
@@ -31,10 +31,10 @@ _DTYPES = (torch.float32, torch.float64)  # others DGL might not have
 
 
 def make_gspmm(original: Any) -> Any:
-    """Replaces ``gspmm(gidx, op, reduce_op, lhs_data, rhs_data)`` of the backend."""
+    """Replaces ``gspmm(gidx, op, reduce_op, lhs_data, rhs_data)`` of the backend. ``finite`` as in :func:`messages.gspmm`."""
 
     @functools.wraps(original)
-    def gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
+    def gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any, finite: bool = False) -> Any:
         place = spmm_place(op, reduce_op)
         if op == "div" and isinstance(rhs_data, Tensor):
             op, rhs_data = "mul", inverse(rhs_data)
@@ -43,11 +43,13 @@ def make_gspmm(original: Any) -> Any:
         reason = reason or _unsupported(gidx, op, reduce_op, lhs_data, rhs_data)
         if reason:
             if _is_unknown_to_dgl(gidx, lhs_data, rhs_data):
-                return messages.gspmm(gidx, op, reduce_op, lhs_data, rhs_data)
+                return messages.gspmm(gidx, op, reduce_op, lhs_data, rhs_data, finite)
             fell_back(place, reason)
-            return original(gidx, op, reduce_op, lhs_data, rhs_data)
-        return _gspmm(gidx, op, reduce_op, lhs_data, rhs_data, place)
+            out = original(gidx, op, reduce_op, lhs_data, rhs_data)
+            return messages.without_infinity(out) if finite else out
+        return _gspmm(gidx, op, reduce_op, lhs_data, rhs_data, place, finite)
 
+    gspmm.takes_finite = True  # type: ignore[attr-defined]
     return gspmm
 
 
@@ -346,22 +348,17 @@ def heads_of_weights(lhs: Tensor, rhs: Tensor) -> int | None:
     return (math.prod(w[:split]) or None) if w[:split] == x[:split] else None
 
 
-def _gspmm(gidx: Any, op: str, reduce_op: str, lhs: Any, rhs: Any, place: str) -> Tensor:
+def _gspmm(gidx: Any, op: str, reduce_op: str, lhs: Any, rhs: Any, place: str, finite: bool = False) -> Tensor:
     graph = structure(gidx)
-    # Rows without edges hold the reduction's neutral element, which update_all() turns into 0, but a graph without edges holds 0.
-    empty = {"max": -math.inf, "min": math.inf}.get(reduce_op, 0.0) if graph.num_edges else 0.0
     if op == "copy_rhs":
-        return reduce_edges(graph, rhs, reduce_op, place)
-    shape = lhs.shape[1:]
-    x = lhs if lhs.dim() == 2 else lhs.reshape(lhs.shape[0], shape.numel())  # the same object: constant features are known by it
+        return reduce_edges(graph, rhs, reduce_op, place, finite)
     weight = None
     if op != "copy_lhs":
         heads = heads_of_weights(lhs, rhs)
         assert heads is not None
         weight = rhs.reshape(graph.num_edges) if heads == 1 and op == "mul" else rhs.reshape(graph.num_edges, heads)
-    if op in ("add", "sub"):
-        assert weight is not None
-        out = execute.plus(graph, x, weight, reduce_op, op == "sub", place=place, empty=empty)
-    else:
-        out = execute.aggregate(graph, x, weight, reduce_op, place=place, ties="first", empty=empty, owner=known(gidx).key)
-    return out.view(graph.num_dst, *shape)
+    if op not in ("add", "sub"):
+        return reduce_products(gidx, graph, lhs, weight, reduce_op, place, finite)
+    assert weight is not None
+    x, empty = as_rows(lhs), empty_of(graph, reduce_op, finite)
+    return execute.plus(graph, x, weight, reduce_op, op == "sub", place=place, empty=empty).view(graph.num_dst, *lhs.shape[1:])

@@ -19,9 +19,11 @@ from gnnfast.dgl.backend import make_counting, make_edge_softmax, make_gsddmm, m
 from gnnfast.dgl.hetero import make_edge_softmax_hetero, make_gsddmm_hetero, make_gspmm_hetero
 from gnnfast.dgl.layers import make_agnn, make_checked, make_dot_gat, make_gat, make_gatv2, make_gin, make_graph_conv, make_sage
 from gnnfast.dgl.structure import make_get_relation_graph, make_reverse, starves
+from gnnfast.dgl.update import make_update_all
 from gnnfast.patching import Patches, Unknown, fingerprint
 
-_SPARSE, _SPMM, _INDEX = "dgl.backend.pytorch.sparse", "dgl.ops.spmm", "dgl.heterograph_index"
+_SPARSE, _SPMM = "dgl.backend.pytorch.sparse", "dgl.ops.spmm"
+_INDEX, _GRAPH = "dgl.heterograph_index", "dgl.heterograph"
 
 
 def _held(name: str, ops: str, internal: str = "") -> tuple[tuple[str, str], ...]:
@@ -58,6 +60,7 @@ PATCHES = (
         ((_INDEX, "HeteroGraphIndex.get_relation_graph"),),
     ),
     (_INDEX, "HeteroGraphIndex.reverse", ("3028204f33ff",), make_reverse, ((_INDEX, "HeteroGraphIndex.reverse"),)),
+    (_GRAPH, "DGLGraph.update_all", ("f744c4b68a7f",), make_update_all, ((_GRAPH, "DGLGraph.update_all"),)),
 )
 # Of dgl.core: what runs a user's own functions. They are counted, whatever their source is.
 COUNTED = ("invoke_edge_udf", "invoke_udf_reduce")
@@ -108,10 +111,10 @@ def install(module: ModuleType, patches: Patches) -> None:
             held = [_holder(m, n) for m, n in places]
             if any(vars(owner).get(n) is not original for owner, n in held):
                 raise Unknown("another library has replaced it")
+            replacement = make(original)
         except (Unknown, KeyError, AttributeError, OSError) as error:
             reporting.patched("dgl", label, f"left alone: {error} (DGL {getattr(module, '__version__', 'unknown')})")
             continue
-        replacement = make(original)
         for owner, attribute in held:
             patches.set_attribute(owner, attribute, replacement)
         reporting.patched("dgl", label, "patched")

@@ -73,8 +73,9 @@ def _autocast(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @_autocast
-def gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Tensor:
-    """Messages ``lhs [N, ...] op rhs [E, ...]``, reduced at the destinations by sum, mean, max or min: ``[M, ...]``.
+def gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any, finite: bool = False) -> Tensor:
+    """Messages ``lhs [N, ...] op rhs [E, ...]``, reduced at the destinations by sum, mean, max or min: ``[M, ...]``. With ``finite``
+    infinite results are 0, as :func:`gnnfast.dgl.update` wants extrema.
 
     Raises:
         DGLError: operands do not fit the graph, or one another.
@@ -86,21 +87,17 @@ def gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> T
     op, rhs_data = _without_inverse(op, rhs_data)
     _check(graph, op, (lhs_data, "u"), (rhs_data, "e"))
     if op == "copy_rhs":
-        return reduce_edges(graph, rhs_data, reduce_op, place)
+        return reduce_edges(graph, rhs_data, reduce_op, place, finite)
     weights = heads_of_weights(lhs_data, rhs_data) if op == "mul" else None
     if op == "copy_lhs" or weights is not None:
-        x, shape = _rows(lhs_data), lhs_data.shape[1:]
         weight = None if weights is None else rhs_data.reshape((-1,) if weights == 1 else (graph.num_edges, weights))
-        out = execute.aggregate(
-            graph, x, weight, reduce_op, place=place, ties="first", empty=_empty(graph, reduce_op), owner=known(gidx).key
-        )
-        return out.view(graph.num_dst, *shape)
+        return reduce_products(gidx, graph, lhs_data, weight, reduce_op, place, finite)
     lhs, rhs = _aligned(lhs_data, rhs_data)
     if op == "add" and reduce_op not in EXTREMA:  # no message exists
-        of_nodes = execute.aggregate(graph, _rows(lhs), None, reduce_op, place=place).view(graph.num_dst, *lhs.shape[1:])
+        of_nodes = execute.aggregate(graph, as_rows(lhs), None, reduce_op, place=place).view(graph.num_dst, *lhs.shape[1:])
         return of_nodes + reduce_edges(graph, rhs, reduce_op, place)
     gathered = _at(graph, lhs, "u")
-    return reduce_edges(graph, gathered * rhs if op == "mul" else gathered + rhs, reduce_op, place)
+    return reduce_edges(graph, gathered * rhs if op == "mul" else gathered + rhs, reduce_op, place, finite)
 
 
 @_autocast
@@ -122,7 +119,7 @@ def gsddmm(gidx: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "
         src, dst = (lhs_data, rhs_data) if lhs_target == "u" else (rhs_data, lhs_data)
         shape = src.shape[1:-1]
         if src.shape[1:].numel():
-            out = execute.dot(graph, _rows(dst), _rows(src), shape.numel(), place)
+            out = execute.dot(graph, as_rows(dst), as_rows(src), shape.numel(), place)
             return out.squeeze(1) if src.dim() == 1 else out.view(graph.num_edges, *shape, 1)
     lhs, rhs = (_at(graph, data, target) for data, target in zip(_aligned(lhs_data, rhs_data), (lhs_target, rhs_target)))
     if op == "add":
@@ -153,7 +150,7 @@ def segment_reduce(op: str, x: Tensor, offsets: Tensor) -> Tensor:
     row = torch.arange(rows, dtype=torch.int32, device=x.device)
     segment = torch.searchsorted(offsets[1:].contiguous(), row.to(offsets.dtype), right=True)
     graph = Graph.of_ids(row, segment.to(torch.int32), rows, segments, rows)
-    out = execute.aggregate(graph, _rows(x), None, op, place=f"dgl segment_reduce_{op}", ties="first", empty=_NEUTRAL.get(op, 0.0))
+    out = execute.aggregate(graph, as_rows(x), None, op, place=f"dgl segment_reduce_{op}", ties="first", empty=_NEUTRAL.get(op, 0.0))
     return out.view(segments, *x.shape[1:])
 
 
@@ -250,7 +247,7 @@ class _FirstExtremum(torch.autograd.Function):
     """The maximum or minimum of rows of edges ``[E, F]`` at their destinations: the first that attains it gets the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, ends: Ends, minimum: bool, empty: float) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, rows: Tensor, ends: Ends, minimum: bool, empty: float | None) -> Tensor:  # type: ignore[override]
         matrix = ends.incidence(BY_DST, rows.shape[1] * rows.element_size())
         matrix = matrix._replace(perm=matrix.col)  # by which the op names the edge
         with below_autograd():
@@ -270,12 +267,25 @@ def _at(graph: Graph, data: Tensor, target: str) -> Tensor:
     return data if target == "e" else edges.gather(data, _ends(graph), BY_SRC if target == "u" else BY_DST)
 
 
-def reduce_edges(graph: Graph, data: Tensor, reduce: str, place: str) -> Tensor:
+def reduce_products(
+    gidx: Any, graph: Graph, features: Tensor, weight: Tensor | None, reduce: str, place: str, finite: bool
+) -> Tensor:
+    """``features [N, ...]`` at the sources, times ``weight [E]`` or ``[E, H]``, reduced at the destinations."""
+    x = as_rows(features)
+    # DGL's gradient of an infinite product is 0 times what is infinite.
+    trained = weight is not None and torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad)
+    empty = empty_of(graph, reduce, finite and not trained)
+    out = execute.aggregate(graph, x, weight, reduce, place=place, ties="first", empty=empty, owner=known(gidx).key)
+    out = out if x is features else out.view(graph.num_dst, *features.shape[1:])
+    return without_infinity(out) if finite and trained else out
+
+
+def reduce_edges(graph: Graph, data: Tensor, reduce: str, place: str, finite: bool = False) -> Tensor:
     """``[E, ...]`` reduced at the destinations."""
     ran(place, f"edges {reduce}", "over CSR, where each row of messages is read once")
     if reduce not in EXTREMA:
         return edges.reduce(data, _ends(graph), reduce)
-    out = _FirstExtremum.apply(_rows(data), _ends(graph), reduce == "min", _empty(graph, reduce))
+    out = _FirstExtremum.apply(as_rows(data), _ends(graph), reduce == "min", empty_of(graph, reduce, finite))
     return out.view(graph.num_dst, *data.shape[1:])  # type: ignore[no-any-return]
 
 
@@ -283,14 +293,14 @@ def pair_of_ends(graph: Graph, op: str, lhs: Tensor, rhs: Tensor, lhs_target: st
     """``lhs op rhs`` of features of one shape at both ends of each edge, on a CPU."""
     side = BY_SRC if lhs_target == "u" else BY_DST
     ran(place, "edges", "one pass over the edges")
-    return edges.combine(_rows(lhs), _rows(rhs), _ends(graph), side, op).view(graph.num_edges, *lhs.shape[1:])
+    return edges.combine(as_rows(lhs), as_rows(rhs), _ends(graph), side, op).view(graph.num_edges, *lhs.shape[1:])
 
 
 def _softmax(graph: Graph, logits: Tensor) -> Tensor:
-    return execute.softmax(graph, _rows(logits), place="dgl edge_softmax").view(logits.shape)
+    return execute.softmax(graph, as_rows(logits), place="dgl edge_softmax").view(logits.shape)
 
 
-def _rows(t: Tensor) -> Tensor:
+def as_rows(t: Tensor) -> Tensor:
     """As ``[rows, F]``; the same object if it is that already, by which constant features are known."""
     return t if t.dim() == 2 else t.reshape(t.shape[0], t.shape[1:].numel())
 
@@ -308,8 +318,15 @@ def _without_inverse(op: str, rhs: Any) -> tuple[str, Any]:
     return ("mul", 1.0 / rhs) if op == "div" else (op, rhs)
 
 
-def _empty(graph: Graph, reduce: str) -> float:
-    return _NEUTRAL.get(reduce, 0.0) if graph.num_edges else 0.0
+def empty_of(graph: Graph, reduce: str, finite: bool) -> float | None:
+    """What rows without edges hold: the neutral element, but 0 in a graph without edges; ``None`` where nothing infinite is held."""
+    if reduce not in EXTREMA or not graph.num_edges:
+        return 0.0
+    return None if finite else _NEUTRAL[reduce]
+
+
+def without_infinity(out: Tensor) -> Tensor:
+    return sys.modules["dgl.backend"].replace_inf_with_zero(out)  # type: ignore[no-any-return]
 
 
 def _ends(graph: Graph) -> Ends:

@@ -46,7 +46,7 @@ def over_formats(
     weight: Tensor | None,
     reduce: str,
     ties: str,
-    empty: float,
+    empty: float | None,
     needs_grad: bool,
     weight_grad: bool,
     tuned: Tuned | None,

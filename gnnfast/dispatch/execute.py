@@ -43,7 +43,7 @@ def aggregate(
     *,
     place: str = "gnnfast.spmm",
     ties: str = "even",
-    empty: float = 0.0,
+    empty: float | None = 0.0,
     training: bool = True,
     owner: object = None,
     copies: bool = False,
@@ -52,7 +52,9 @@ def aggregate(
     For the documented form see :func:`gnnfast.spmm`.
 
     ``ties`` as there, or ``"scatter"``, which is ``"even"`` as ``torch.scatter_reduce(include_self=False)`` has it: where the
-    result is 0, the value that it starts from takes a share. ``training`` is off where a model is known to be only evaluated,
+    result is 0, the value that it starts from takes a share. Rows without edges hold ``empty`` in place of an extremum; with ``None``
+    they and what is infinite hold 0, which a gradient with ``ties="first"`` and no weights that need one can have too.
+    ``training`` is off where a model is known to be only evaluated,
     whether or not gradients are enabled. ``owner`` is the layer, by which constant features are known again (see
     :mod:`gnnfast.features`). With ``copies``, the caller's user may write into ``x`` before the backward pass, as a framework
     allows that keeps gathered messages for it."""
@@ -60,7 +62,7 @@ def aggregate(
     weight_grad = grad_enabled and weight is not None and weight.requires_grad
     needs_grad = weight_grad or (grad_enabled and x.requires_grad)
     if torch.compiler.is_compiling():  # compiled code holds one kernel, and is exact
-        if not graph.has(needs_grad) and graph.edges.coo is not None and not (reduce in EXTREMA and (needs_grad or empty)):
+        if not graph.has(needs_grad) and graph.edges.coo is not None and not (reduce in EXTREMA and (needs_grad or empty != 0)):
             return over_coo(graph, x, weight, reduce, needs_grad)
         return over_formats(graph, x, weight, reduce, ties, empty, needs_grad, weight_grad, None)
     current = settings()
@@ -75,7 +77,7 @@ def aggregate(
             return compressed
     extremum, tuned = reduce in EXTREMA, None
     choice = choose(graph, x.shape[1], x.element_size(), reduce, needs_grad, current)
-    if empty and choice.kernel == "gas":
+    if empty != 0 and choice.kernel == "gas":
         choice = Choice("gar", "rows without edges hold what only CSR tells")
     if copies and (weight_grad or (needs_grad and extremum)):
         if weight_grad and weight is not None and not x.requires_grad and extremum:
@@ -274,7 +276,8 @@ def edge_relu(graph: Graph, x: Tensor, of_edges: Tensor, *, place: str) -> Tenso
     return call(EDGE_RELU, needs_grad, args, x, of_edges, needs_grad)  # type: ignore[no-any-return]
 
 
-def plus(graph: Graph, x: Tensor, of_edges: Tensor, reduce: str, minus: bool, *, place: str, empty: float = 0.0) -> Tensor:
+def plus(graph: Graph, x: Tensor, of_edges: Tensor, reduce: str, minus: bool, *, place: str, empty: float | None = 0.0
+) -> Tensor:
     """On a CPU, the sum, mean, max or min over the in-edges of each node of ``x[source] + of_edges``, or ``- of_edges``:
     ``[num_dst, F]``, of ``x [num_src, F]`` and ``of_edges [E, H]`` of one dtype. Rows without edges hold ``empty`` in place of an
     extremum; of edges that tie the first takes the gradient."""

@@ -253,6 +253,7 @@ register(Formula(_ops.spmm_backward.default, _backward_keep, _backward_backward)
 # ---- max and min ---------------------------------------------------------------------------------------------------------
 # spmm_max(graph, weight, x, minimum, ties, empty) -> out [M, F], aux int32 [M, F]. ties: 0 no gradient, 1 the first edge takes the
 # gradient (DGL), 2 all edges that attain the maximum share it evenly, 3 and so does a 0 that it equals (torch's scatter, and PyG).
+# Rows without edges hold `empty`; with None 0, and so does what is infinite, which then has no gradient (ties: 0 or 1).
 # On CUDA ALONE more says in aux where a gradient goes that nobody shares, which spmm_max_backward(graph, weight, x | None,
 # grad [M, F], out | None, aux, N) -> [N, F] (float32 for 16 bits) brings there by atomics.
 FIRST, EVEN, SCATTER, ALONE = 1, 2, 3, 3
@@ -277,7 +278,7 @@ def _(*args: Any) -> Tensor:
     return grad.new_empty(num_cols, grad.shape[1], dtype=torch.float32 if grad.element_size() == 2 else grad.dtype)
 
 
-def _max_keep(ctx: Any, needs: Any, output: Any, weight: Any, x: Tensor, minimum: bool, ties: int, empty: float) -> tuple[Any, ...]:
+def _max_keep(ctx: Any, needs: Any, output: Any, weight: Any, x: Tensor, minimum: bool, ties: int, empty: Any) -> tuple[Any, ...]:
     ctx.ties, ctx.minimum = ties, minimum
     out, aux = output
     shared = ties not in (FIRST, FIRST + ALONE)

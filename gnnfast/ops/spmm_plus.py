@@ -3,7 +3,8 @@
 
 ``spmm_plus(graph, weight [E, H], x [N, F], minus, mean) -> [M, F]``: sums or means of ``x[source] + weight``, or ``- weight``.
 ``spmm_plus_max(graph, weight, x, minus, minimum, train, empty) -> out [M, F], arg int32 [M, F]``: maxima or minima; ``arg`` is the
-first edge that attains it, by the user's id, and empty without ``train``. Rows without edges hold ``empty``.
+first edge that attains it, by the user's id, and empty without ``train``. Rows without edges hold ``empty``; with ``None`` they and
+what is infinite hold 0.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ SPMM_PLUS = register(Formula(_ops.spmm_plus.default, _keep, _backward))
 
 
 def _max_keep(
-    ctx: Any, needs: Any, output: Any, weight: Tensor, x: Tensor, minus: bool, minimum: bool, train: bool, empty: float
+    ctx: Any, needs: Any, output: Any, weight: Tensor, x: Tensor, minus: bool, minimum: bool, train: bool, empty: Any
 ) -> tuple[Tensor]:
     ctx.shape, ctx.minus, ctx.train = weight.shape, minus, train
     return (output[1],)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from graphs import GRAPHS, TOLERANCE, many_rows, reference_spmm, relative_error
@@ -315,6 +317,7 @@ def _op_samples(device):
         (ops.spmm, (*args, wg, None, xg, False, torch.rand(40, dtype=torch.float64, device=device))),
         (ops.spmm_backward, (*back, wg, xg, gg, None)),
         (ops.spmm_max, (*args, wg, xg, True, 2, 0.0)),
+        (ops.spmm_max, (*args, None, xg, False, 1, None)),
         (ops.spmm_where, (*back, w, x, gg, out, None)),
         (ops.spmm_where, (*back, None, x, gg, None, first)),
         (ops.sddmm, (*args, gg, xg, 2)),
@@ -327,7 +330,7 @@ def _op_samples(device):
     ]
 
 
-@pytest.mark.parametrize("sample", range(16))
+@pytest.mark.parametrize("sample", range(17))
 def test_opcheck(sample, device):
     op, args = _op_samples(device)[sample]
     # Sums by atomics are not the same twice, so the comparison of eager and compiled results is left out for GAS on CUDA.
@@ -348,6 +351,27 @@ def test_opcheck_of_the_gradient_of_maxima():
         (*args, w, x, torch.randn_like(out), out, aux, 50),
         test_utils=["test_schema", "test_faketensor"],
     )
+
+
+@pytest.mark.parametrize("ties", [0, 1, 4])
+@pytest.mark.parametrize("width", [1, 3, 8, 24, 200])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("minimum", [False, True])
+def test_extrema_without_infinity(minimum, dtype, width, ties, device):
+    """The op alone: what is infinite is 0, and no edge attains it."""
+    if ties > 3 and device.type == "cpu":
+        ties = 1
+    graph = _inputs("hub", (1, width), None, dtype, device)[1]
+    args, x = graph.args(csc=True), torch.randn(50, width).to(device, dtype)
+    x[::2], x[1::8] = math.inf, -math.inf
+    out, aux = torch.ops.gnnfast.spmm_max(*args, None, x, minimum, ties, None)
+    infinite, kept = torch.ops.gnnfast.spmm_max(*args, None, x, minimum, ties, math.inf if minimum else -math.inf)
+    nowhere = infinite.isinf()
+    assert nowhere.any() and not nowhere.all() and torch.equal(out, infinite.masked_fill(nowhere, 0))
+    if ties:
+        assert torch.equal(aux, kept.masked_fill(nowhere, -1 if ties == 1 else 0))
+    with pytest.raises(RuntimeError, match="without empty, ties must be 0, or 1 or 4"):
+        torch.ops.gnnfast.spmm_max(*args, None, x, minimum, 2, None)
 
 
 @pytest.mark.parametrize("mean", [False, True])

@@ -54,11 +54,17 @@ Tensor spmm(GNNFAST_GRAPH_PARAMS, const OptTensor& weight, const OptTensor& /*we
   return out;
 }
 
+inline void set_empty(SpmmArgs& args, std::optional<double> empty) {
+  args.empty = empty.value_or(0.0);
+  args.finite = !empty;
+}
+
 // ties: 0 no aux, 1 first edge, 2 count, 3 count as torch's scatter_reduce(include_self=False) does: the 0 that it starts from
 // is left out of the result, but counted where the result equals it. 4, 5 and 6, on CUDA: 1, 2 and 3 with SpmmArgs::alone.
+// Without `empty` rows without edges hold 0 and so does what is infinite, which nothing counts as attaining.
 template <class Device>
 std::tuple<Tensor, Tensor> spmm_max(GNNFAST_GRAPH_PARAMS, const OptTensor& weight, const Tensor& x_, bool minimum, int64_t ties,
-                                    double empty) {
+                                    std::optional<double> empty) {
   const Tensor x = check_features("x", x_, -1);
   const int64_t most = x.is_cuda() ? 6 : 3;
   GNNFAST_CHECK(ties >= 0 && ties <= most, "ties must be between 0 and ", most, ", got ", ties);
@@ -68,9 +74,10 @@ std::tuple<Tensor, Tensor> spmm_max(GNNFAST_GRAPH_PARAMS, const OptTensor& weigh
   args.alone = ties > 3;
   const int64_t rule = args.alone ? ties - 3 : ties;
   args.op = static_cast<SpmmOp>(kMax + std::min<int64_t>(rule, 2));
+  GNNFAST_CHECK(empty || rule < 2, "without empty, ties must be 0, or 1 or 4: the first edge takes the gradient; got ", ties);
   args.count_zero = rule == 3;
   args.negate = minimum;
-  args.empty = empty;
+  set_empty(args, empty);
   args.x = x.const_data_ptr();
   Tensor out = empty_like_rows(x, args.a.num_rows, x.scalar_type());
   Tensor aux = empty_like_rows(x, ties ? args.a.num_rows : 0, ScalarType::Int);
@@ -141,14 +148,14 @@ Tensor spmm_plus(GNNFAST_GRAPH_PARAMS, const Tensor& weight, const Tensor& x_, b
 // Their maxima, or minima, and with `train` the first edge that attains each.
 template <class Device>
 std::tuple<Tensor, Tensor> spmm_plus_max(GNNFAST_GRAPH_PARAMS, const Tensor& weight, const Tensor& x_, bool minus, bool minimum,
-                                         bool train, double empty) {
+                                         bool train, std::optional<double> empty) {
   const Tensor x = check_features("x", x_, -1);
   SpmmArgs args{};
   args.a = check_csr(rowptr, col, perm, schedule, layout, x);
   const OptTensor w = check_plus(args, weight, x, minus);
   args.op = train ? kMaxFirst : kMax;
   args.negate = minimum;
-  args.empty = empty;
+  set_empty(args, empty);
   Tensor out = empty_like_rows(x, args.a.num_rows, x.scalar_type());
   Tensor aux = empty_like_rows(x, train ? args.a.num_rows : 0, ScalarType::Int);
   args.out = out.mutable_data_ptr();

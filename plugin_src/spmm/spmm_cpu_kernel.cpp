@@ -95,12 +95,18 @@ inline void reduce_block(const SpmmArgs& p, int64_t row, int64_t f0, int64_t las
     } else {
       if constexpr (OP == kMax) acc[n] = aux[n] ? V{} + static_cast<A>(__builtin_nan("")) : acc[n];
       acc[n] = end > begin ? sign * acc[n] : V{} + static_cast<A>(p.empty);
+      if (p.finite) {
+        const A infinity = static_cast<A>(__builtin_inf());
+        const Mask infinite = (acc[n] == infinity) | (acc[n] == -infinity);
+        acc[n] = infinite ? V{} : acc[n];
+        if constexpr (OP == kMaxFirst) aux[n] = infinite ? Mask{} - Slot{1} : aux[n];
+      }
     }
     store_vector<L>(out + at(n), acc[n]);
     if constexpr (OP == kMaxFirst || OP == kMaxCount)
       for (int l = 0; l < L; ++l) {
         int64_t value = aux[n][l];
-        if (OP == kMaxFirst) value = end == begin ? -1 : perm ? perm[value] : value;
+        if (OP == kMaxFirst) value = end == begin || value < 0 ? -1 : perm ? perm[value] : value;
         if (OP == kMaxCount) value = (value > 1 ? value : 1) + (p.count_zero && acc[n][l] == 0);
         p.aux[row * width + f0 + at(n) + l] = static_cast<int32_t>(value);
       }

@@ -287,10 +287,11 @@ struct Partial {
     if constexpr (is_max(OP)) {
 #pragma unroll
       for (int i = 0; i < VEC; ++i) {
-        now.acc[i] = degree == 0 ? static_cast<A>(p.empty) : p.negate ? -now.acc[i] : now.acc[i];
+        const bool none = degree == 0 || (p.finite && isinf(now.acc[i]));
+        now.acc[i] = none ? static_cast<A>(p.empty) : p.negate ? -now.acc[i] : now.acc[i];
         if constexpr (OP == kMaxFirst) {
-          const int32_t slot = now.aux[i], edge = degree > 0 && !p.alone && p.a.perm ? p.a.perm[slot] : slot;
-          p.aux[row * p.width + f + i] = p.alone ? (degree > 0 ? ~slot : 0) : degree > 0 ? edge : -1;
+          const int32_t slot = now.aux[i], edge = !none && !p.alone && p.a.perm ? p.a.perm[slot] : slot;
+          p.aux[row * p.width + f + i] = p.alone ? (none ? 0 : ~slot) : none ? -1 : edge;
         }
         if constexpr (OP == kMaxCount) {
           const bool number = degree > 0 && now.acc[i] == now.acc[i], zero = p.count_zero && now.acc[i] == 0;
