@@ -150,7 +150,9 @@ def segment_reduce(op: str, x: Tensor, offsets: Tensor) -> Tensor:
     row = torch.arange(rows, dtype=torch.int32, device=x.device)
     segment = torch.searchsorted(offsets[1:].contiguous(), row.to(offsets.dtype), right=True)
     graph = Graph.of_ids(row, segment.to(torch.int32), rows, segments, rows)
-    out = execute.aggregate(graph, as_rows(x), None, op, place=f"dgl segment_reduce_{op}", ties="first", empty=_NEUTRAL.get(op, 0.0))
+    out = execute.aggregate(
+        graph, as_rows(x), None, op, place=f"dgl segment_reduce_{op}", ties="first", empty=_NEUTRAL.get(op, 0.0)
+    )
     return out.view(segments, *x.shape[1:])
 
 

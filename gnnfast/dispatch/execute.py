@@ -276,8 +276,7 @@ def edge_relu(graph: Graph, x: Tensor, of_edges: Tensor, *, place: str) -> Tenso
     return call(EDGE_RELU, needs_grad, args, x, of_edges, needs_grad)  # type: ignore[no-any-return]
 
 
-def plus(graph: Graph, x: Tensor, of_edges: Tensor, reduce: str, minus: bool, *, place: str, empty: float | None = 0.0
-) -> Tensor:
+def plus(graph: Graph, x: Tensor, of_edges: Tensor, reduce: str, minus: bool, *, place: str, empty: float | None = 0.0) -> Tensor:
     """On a CPU, the sum, mean, max or min over the in-edges of each node of ``x[source] + of_edges``, or ``- of_edges``:
     ``[num_dst, F]``, of ``x [num_src, F]`` and ``of_edges [E, H]`` of one dtype. Rows without edges hold ``empty`` in place of an
     extremum; of edges that tie the first takes the gradient."""
