@@ -74,7 +74,7 @@ def _autocast(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @_autocast
 def gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any, finite: bool = False) -> Tensor:
-    """Messages ``lhs [N, ...] op rhs [E, ...]``, reduced at the destinations by sum, mean, max or min: ``[M, ...]``. With ``finite``
+    """Messages ``lhs [N, ...] op rhs [E, ...]``, reduced at the destinations by sum, mean, max, min: ``[M, ...]``. With ``finite``
     infinite results are 0, as :func:`gnnfast.dgl.update` wants extrema.
 
     Raises:
@@ -321,7 +321,7 @@ def _without_inverse(op: str, rhs: Any) -> tuple[str, Any]:
 
 
 def empty_of(graph: Graph, reduce: str, finite: bool) -> float | None:
-    """What rows without edges hold: the neutral element, but 0 in a graph without edges; ``None`` where nothing infinite is held."""
+    """What rows without edges hold: the neutral element, but 0 in a graph without edges; ``None`` if nothing infinite is."""
     if reduce not in EXTREMA or not graph.num_edges:
         return 0.0
     return None if finite else _NEUTRAL[reduce]

@@ -1,4 +1,4 @@
-"""``update_all`` of built-in functions on a graph of one edge type. DGL's makes a graph of the relation and views of its features in
+"""``update_all`` of built-in functions on a graph of one edge type. DGL makes a graph of the relation and views of its features in
 every call, which takes as long as a small aggregation, and looks twice over a maximum for what is infinite."""
 
 from __future__ import annotations
