@@ -52,7 +52,7 @@ def aggregate(
     For the documented form see :func:`gnnfast.spmm`.
 
     ``ties`` as there, or ``"scatter"``, which is ``"even"`` as ``torch.scatter_reduce(include_self=False)`` has it: where the
-    result is 0, the value that it starts from takes a share. Rows without edges hold ``empty`` there; with ``None`` these and
+    result is 0, the value that it starts from takes a share. Of extrema rows without edges hold ``empty``; with ``None`` they and
     what is infinite hold 0, which a gradient with ``ties="first"`` and no weights that need one can have too. ``training`` is off
     where a model is known to be only evaluated, whether or not gradients are enabled. ``owner`` is the layer, by which constant
     features are known again (see :mod:`gnnfast.features`). With ``copies``, the caller's user may write into ``x`` before the
