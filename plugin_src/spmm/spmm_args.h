@@ -6,8 +6,8 @@
 //
 // A is `num_rows` x `num_cols` in CSR: rowptr [num_rows + 1], col [E], int32. perm [E] (optional) maps a CSR slot to the user's
 // edge id, by which weight [E] or [E, H] and every edge-valued output are indexed; H divides F. Rows with no edge get 0 (sum,
-// mean) or `empty` (max, min); with `finite` what is infinite of these holds 0, and no edge attains it. Slots of a row are added
-// in order, one row has one owner, so results do not vary from run to run.
+// mean) or `empty` (max, min); with `finite` what is infinite of these holds 0, and no edge attains it. Slots of a row are
+// added in order, one row has one owner, so results do not vary from run to run.
 //
 // `op` says what is reduced; the last three run over the transposed matrix in backward passes, where `self` are the features
 // of the row's own node and x the output gradients that are gathered:
