@@ -2,12 +2,14 @@
 
 gnnfast bench host --device cuda --out benchmarks/results/NAME
 gnnfast bench host --groups molecules --sizes 32 --models GIN GCN
+gnnfast bench host --groups layers --apart             every convolution of PyG alone, on graphs of a few edges
 gnnfast bench host --control ...                       PyG twice: what ratios vary by where nothing differs
 
 Molecules: batches of small graphs of 15 to 34 atoms, 5 layers of 64. Samples: neighbours of seed nodes as a loader draws them
-(15, 10, 5 of each node), 3 layers of 256. Full: real graphs (GNNFAST_DATA), 2 layers of 64. "new": the edge_index is a new tensor
-in every step. The same of DGL, batches and blocks: see host_dgl.py. A step of training is forward, loss, backward and Adam;
-inference runs under no_grad. Times are those of many steps, waited for once. Waits and launches are of one step on CUDA.
+(15, 10, 5 of each node), 3 layers of 256. Full: real graphs (GNNFAST_DATA), 2 layers of 64. Layers: one of 16 on a random graph.
+"new": the edge_index is a new tensor in every step. The same of DGL, batches and blocks: see host_dgl.py. A step of training is
+forward, loss, backward and Adam (of layers without Adam, and features have gradients); inference runs under no_grad. Times are
+those of many steps, waited for once. Waits and launches are of one step on CUDA.
 """
 
 from __future__ import annotations
@@ -30,18 +32,19 @@ import gnnfast
 from gnnfast.cache import cache
 from gnnfast.sides import own_process
 
-from . import graphs, host_dgl, tables, timing
+from . import convs, graphs, host_dgl, tables, timing
 
 FANOUTS = (15, 10, 5)
 REAL = ("cora", "citeseer", "amazon-photo", "amazon-computers", "tolokers")
 SIZES = {"molecules": (32, 128, 1024), "samples": (128, 1024), "full": REAL}
-SIZES |= {"dgl molecules": SIZES["molecules"], "dgl samples": SIZES["samples"]}
+SIZES |= {"dgl molecules": SIZES["molecules"], "dgl samples": SIZES["samples"], "layers": (200, 2000)}
 MODELS: dict[str, tuple[str, ...]] = {
     "dgl molecules": ("GIN", "GraphConv", "SAGE", "GAT", "GATv2"),
     "dgl samples": ("GraphConv", "SAGE", "GIN", "GAT", "GATv2"),
     "molecules": ("GIN", "GINE", "GCN", "SAGE", "GAT", "GATv2", "Transformer", "PNA"),
     "samples": ("SAGE", "GCN", "GAT", "GATv2", "Transformer"),
     "full": ("GCN", "SAGE", "GIN", "GAT", "GATv2", "Transformer"),
+    "layers": tuple(convs.ALL),
 }
 TOLERANCE = 1e-4
 
@@ -102,7 +105,16 @@ def full(name: str, device: torch.device) -> Work:
     return Work(x, data.edge_index.to(device), x.new_empty(0), None, data.num_nodes, (x.shape[1], 64, 64))
 
 
-WORK: dict[str, Callable[[Any, torch.device], Work]] = {"molecules": molecules, "samples": samples, "full": full}
+def few(edges: int, device: torch.device) -> Work:
+    """A random graph of three edges a node in the mean, for a layer alone."""
+    generator = torch.Generator().manual_seed(edges)
+    nodes = 3 * edges // 10
+    edge_index = torch.randint(nodes, (2, edges), generator=generator).to(device)
+    x = torch.randn(nodes, 16, generator=generator).to(device)
+    return Work(x, edge_index, x.new_empty(0), None, nodes, (16, 16))
+
+
+WORK: dict[str, Callable[[Any, torch.device], Work]] = {"molecules": molecules, "samples": samples, "full": full, "layers": few}
 
 
 def conv(name: str, width_in: int, width_out: int, work: Work) -> nn.Module:
@@ -151,6 +163,24 @@ def make_step(name: str, work: Work, training: bool, new: bool) -> Callable[[], 
         return model(work.x, edge_index, work.edge_attr, work.batch)
 
     return stepping(model, forward, training)
+
+
+def make_layer_step(name: str, work: Work, training: bool, new: bool) -> Callable[[], Tensor]:
+    """The same of a layer alone: forward and, in training, backward to its features."""
+    torch.manual_seed(0)
+    layer = convs.ALL[name](*work.widths).to(work.x.device)
+    x = work.x.clone().requires_grad_(training)
+
+    def step() -> Tensor:
+        with torch.set_grad_enabled(training):
+            out: Tensor = layer(x, work.edge_index.clone() if new else work.edge_index)
+            if training:
+                out.square().mean().backward()
+                layer.zero_grad()
+                x.grad = None
+            return out
+
+    return step
 
 
 def stepping(model: nn.Module, forward: Callable[[], Tensor], training: bool) -> Callable[[], Tensor]:
@@ -295,7 +325,8 @@ class _Measured:
             step = host_dgl.make_step(name, work, cell.training, cell.new)
         else:
             name, work = (host_dgl.IN_PYG.get(name, name), work.pyg) if in_pyg else (name, work)
-            step = make_step(name, work, cell.training, cell.new)
+            make = make_layer_step if cell.group == "layers" else make_step
+            step = make(name, work, cell.training, cell.new)
         self.steps[in_pyg] = step
         edges = self.work.edges if cell.group in host_dgl.WORK else self.work.edge_index.shape[1]
         return {"output": step().detach().double().cpu(), "nodes": self.work.x.shape[0], "edges": edges}
@@ -356,22 +387,28 @@ def cells(options: argparse.Namespace) -> Iterator[Cell]:
 
 
 def summary(rows: list[tables.Row]) -> list[tables.Row]:
-    """Geometric mean and least ratio by group, model, pass and graph."""
+    """Geometric mean and least ratio by group, model, pass and graph; of layers alone by size, over all of them."""
     parts: dict[tuple[str, ...], list[tables.Row]] = {}
     for row in rows:
-        parts.setdefault(tuple(row[k] for k in ("group", "model", "pass", "graph")), []).append(row)
+        alone = row["group"] == "layers"
+        kind = (f"layers, {row['size']} edges", "each") if alone else (row["group"], row["model"])
+        parts.setdefault((*kind, row["pass"], row["graph"]), []).append(row)
     found = []
     for key, members in parts.items():
         ratios = [r["ratio"] for r in members]
+        least, of = min((r["ratio"], r["model"]) for r in members)
         row = dict(zip(("kind", "model", "pass", "graph"), key)) | {"ratio": members[0]["sides"], "cells": len(ratios)}
-        found.append(row | {"geometric mean": timing.geometric_mean(ratios), "least": min(ratios)})
+        row |= {"geometric mean": timing.geometric_mean(ratios), "least": least}
+        found.append(row | {"least of": of} if key[1] == "each" else row)
     return found
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = tables.make_parser("host", __doc__.splitlines()[0])
     tables.add_device(parser)
-    parser.add_argument("--groups", nargs="*", default=(*WORK, *host_dgl.WORK), **tables.named((*WORK, *host_dgl.WORK)))
+    groups = (*WORK, *host_dgl.WORK)
+    about = "all but layers if not given"
+    parser.add_argument("--groups", nargs="*", default=[g for g in groups if g != "layers"], **tables.named(groups, about))
     sizes = dict.fromkeys(str(size) for sizes in SIZES.values() for size in sizes)
     parser.add_argument("--sizes", nargs="*", **tables.named(sizes, "all if not given"))
     parser.add_argument("--models", nargs="*", **tables.named(sorted({m for names in MODELS.values() for m in names})))

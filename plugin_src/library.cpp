@@ -15,6 +15,7 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   // graph/convert.h
   m.def("coo_to_csr(Tensor row, Tensor column, int num_rows, int num_cols) -> (Tensor, Tensor, Tensor, Tensor)");  // CPU only
   m.def("coo_facts(Tensor row, Tensor column) -> Tensor");                                                         // CPU only
+  m.def("loops_listed(Tensor edge_index, int num_nodes) -> Tensor");                                               // CPU only
   // CUDA only, as all up to spmm
   m.def(
       "coo_to_formats(Tensor row, Tensor column, int num_rows, int num_cols, bool loops, bool both) "

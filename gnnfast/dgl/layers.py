@@ -375,7 +375,9 @@ def _gin(module: Any, graph: Any, place: str, feat: Any, edge_weight: Any) -> An
     gidx = _check(module, graph, pair, starving=True)
     if pair[0].shape[1] != pair[1].shape[1]:
         raise Unsupported("features of sources and destinations differ")
-    out = (1 + module.eps) * pair[1] + _ops()[0](gidx, "copy_lhs", "sum", pair[0], None)
+    out, own = _ops()[0](gidx, "copy_lhs", "sum", pair[0], None), 1 + module.eps
+    # In one pass over the rows; nobody else holds a sum.
+    out = out.addcmul_(pair[1], own) if own.dtype is out.dtype else own * pair[1] + out
     out = out if module.apply_func is None else module.apply_func(out)
     return out if module.activation is None else module.activation(out)
 

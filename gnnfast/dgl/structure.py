@@ -7,7 +7,6 @@ what is known of it, and the tensor by which the cache knows its structure, lie 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 from typing import Any
@@ -18,7 +17,7 @@ from torch.utils.dlpack import from_dlpack
 
 from gnnfast.cache import cache
 from gnnfast.graph import Graph, formats
-from gnnfast.graph.checks import MOST_EDGES, MOST_NODES
+from gnnfast.graph.checks import MOST_EDGES, MOST_NODES, usable_later
 from gnnfast.graph.formats import BY_DST, BY_SRC
 
 _KNOWN = "_gnnfast"
@@ -52,7 +51,7 @@ class Known:
     def shared_key(self) -> Tensor:
         if self.key is None:
             # Inference tensors have no version, and the cache keeps nothing for them.
-            with torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext():
+            with usable_later():
                 self.key = torch.empty(0)
         return self.key
 

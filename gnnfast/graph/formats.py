@@ -41,7 +41,8 @@ class Csr(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in (self.rowptr, self.col, self.perm, self.schedule) if t is not None)
+        optional = (0 if self.perm is None else self.perm.nbytes) + (0 if self.schedule is None else self.schedule.nbytes)
+        return self.rowptr.nbytes + self.col.nbytes + optional
 
 
 NO_CSR: tuple[Any, ...] = (None, None, None, None, [])

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from gnnfast.cache import Held, is_constant, is_watching, keep_if_captured
 from gnnfast.graph import formats, ids
-from gnnfast.graph.checks import MOST_EDGES, MOST_NODES, brief, check_count, check_ids, saved_tensors_are_watched
+from gnnfast.graph.checks import (
+    MOST_EDGES,
+    MOST_NODES,
+    brief,
+    check_count,
+    check_ids,
+    saved_tensors_are_watched,
+    usable_later,
+)
 from gnnfast.graph.draws import Draws
 from gnnfast.graph.edge_values import EdgeValues
 from gnnfast.graph.formats import BY_DST, BY_SRC, NO_CSR, Csr
@@ -341,8 +349,7 @@ class Graph:
         """The format of a ``side`` and, if ``both`` will be needed and that is faster, the other one."""
         edges, other_side = self.edges, BY_SRC if side == BY_DST else BY_DST
         sizes = (self.num_dst, self.num_src) if (side == BY_DST) != self.flipped else (self.num_src, self.num_dst)
-        # Formats outlive this call: made under inference_mode they could not be saved for a later backward pass.
-        with torch.no_grad(), torch.inference_mode(False):
+        with usable_later():
             coo = edges.coo or edges.without_loops
             if coo is None:
                 other = edges.formats[other_side]

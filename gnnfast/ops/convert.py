@@ -154,6 +154,11 @@ def _(row: Tensor, column: Tensor) -> Tensor:
     return row.new_empty(FACTS, dtype=torch.int64)
 
 
+@torch.library.register_fake("gnnfast::loops_listed")
+def _(edge_index: Tensor, num_nodes: int) -> Tensor:
+    return edge_index.new_empty(2, torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
+
+
 @torch.library.register_fake("gnnfast::coo_to_formats")
 def _(row: Tensor, column: Tensor, num_rows: int, num_cols: int, loops: bool, both: bool) -> tuple[Tensor, ...]:
     slots = row.shape[0] + (min(num_rows, num_cols) if loops else 0)

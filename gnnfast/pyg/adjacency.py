@@ -14,9 +14,19 @@ from gnnfast.types import INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
 
 
+class Listed(Graph):
+    """A graph whose ``edge_index`` was made here, and nobody else holds; ``key``: as :func:`key_of`."""
+
+    def __init__(self, edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) -> None:
+        super().__init__(num_src, num_dst, edge_index.shape[1], edge_index.device)
+        self.edge_index, self.key = edge_index, key_of(num_src, num_dst, to_target)
+        first, second = edge_index.unbind()
+        self.edges.coo = (first, second) if to_target else (second, first)
+        self.edges.grew(edge_index.nbytes)
+
+
 class _Running(threading.local):
-    """``graph`` is that of the edges which the layer that runs now has made, and nobody else sees: its ``edge_index``; ``key``: as
-    :func:`key_of`."""
+    """``graph`` is the :class:`Listed` one of the layer that runs now."""
 
     graph: Any = None
 

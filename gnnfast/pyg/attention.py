@@ -24,7 +24,7 @@ from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import bounded, guards, lazy
-from gnnfast.pyg.adjacency import graph_of, incidence_of, key_of
+from gnnfast.pyg.adjacency import Listed, graph_of, incidence_of, key_of
 from gnnfast.pyg.known import replaced_in_attention, replaced_in_layer, replaced_in_softmax
 from gnnfast.pyg.layers import REORDERED, is_product, normalise
 from gnnfast.pyg.loops import kept_edges, with_self_loops
@@ -276,17 +276,21 @@ def _graph(module: Any, pair: tuple[Tensor, Tensor], edge_index: Tensor, weights
 def looped_graph(edge_index: Tensor, num_src: int, num_dst: int, listed: bool) -> tuple[Graph, Tensor]:
     """The graph with self loops, and its edges if they are ``listed``, else as given: kept with the user's ``edge_index``. Raises
     Unsupported."""
-    nodes = min(num_src, num_dst)
-    key: tuple[Any, ...] = ("self loops", nodes) if listed else ("a loop at each node", num_src, num_dst)
-    made: Any = with_self_loops if listed else Graph.with_loops
+    key = "self loops" if listed else "a loop at each node", num_src, num_dst
+
+    def make() -> Graph:
+        if not listed:
+            return Graph.with_loops(edge_index, num_src, num_dst)
+        return Listed(with_self_loops(edge_index, min(num_src, num_dst)), num_src, num_dst, True)
+
     if guards.capturing(edge_index.device):
-        found = cache.find((edge_index,), key)
+        found: Any = cache.find((edge_index,), key)
         if found is None:
             raise Unsupported("a CUDA graph is being captured, and the self loops are not known; run once before")
         keep_if_captured(found)
     else:
-        found = cache.get((edge_index,), key, lambda: made(edge_index, *key[1:]))
-    return (graph_of(found, num_src, num_dst, True), found) if listed else (found, edge_index)
+        found = cache.get((edge_index,), key, make)
+    return found, found.edge_index if listed else edge_index
 
 
 def _of_edges(parts: Parts, module: Any, edge_index: Tensor, edge_attr: Tensor, graph: Graph) -> OfEdges:

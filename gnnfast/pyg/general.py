@@ -30,23 +30,23 @@ from gnnfast.unsupported import Unsupported
 
 # How often a scatter of PyG's reads messages, or takes as long; and its softmax aggregation.
 SCATTER_PASSES, SOFTMAX_PASSES = 3, 14
-# Edges up to which rows of 4 KiB have nothing to gain, on a CPU and on CUDA: no closer look is taken.
-FEW_ON_CPU, FEW = 1 << 7, 1 << 14
+# Edges up to which rows of 1 KiB on a CPU and of 4 KiB on CUDA have nothing to gain: no closer look is taken.
+FEW_ON_CPU, FEW = 1 << 9, 1 << 14
 
 
 def pays(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
     """Whether messages are so large that PyG's own path would take longer; asked in every call, before anything is looked at."""
-    if type(edge_index) is not Tensor:
+    if type(edge_index) is not Tensor or edge_index.dim() != 2:
         return False
-    is_cuda, edges_of = edge_index.is_cuda, edge_index.shape
-    if len(edges_of) != 2 or edges_of[1] < (FEW if is_cuda else FEW_ON_CPU):
+    is_cuda, num_edges = edge_index.is_cuda, edge_index.size(1)
+    if num_edges < (FEW if is_cuda else FEW_ON_CPU):
         return False
     row = _widest_row(kwargs)
     if is_cuda:
         row = math.ceil(row * passes(module))
     elif is_softened(module):  # whose operations read and write rows of edges several times as often
         row *= 3
-    return row > 0 and not cannot_win(edges_of[1] * row, torch.is_grad_enabled(), settings(), "messages" if is_cuda else "cpu")
+    return row > 0 and not cannot_win(num_edges * row, torch.is_grad_enabled(), settings(), "messages" if is_cuda else "cpu")
 
 
 def _widest_row(kwargs: dict[str, Any]) -> int:
@@ -55,7 +55,7 @@ def _widest_row(kwargs: dict[str, Any]) -> int:
     for value in kwargs.values():
         t = value[0] if type(value) is tuple and value else value
         if isinstance(t, Tensor) and t.dtype in FEATURE_DTYPES and t.dim():
-            widest = max(widest, t.numel() // (t.shape[0] or 1) * t.element_size())
+            widest = max(widest, t.numel() // (t.size(0) or 1) * t.element_size())
     return widest
 
 

@@ -29,7 +29,8 @@ from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.known import is_linear, replaced_in_tensor
 from gnnfast.pyg.messages import GINE
 from gnnfast.pyg.norm import make_normalising, normalised, sharing
-from gnnfast.pyg.verdict import CALLED, METHODS, check_module, global_hooks, module_hooks, mp_hooks, watch_of
+from gnnfast.pyg.small import is_new_and_few
+from gnnfast.pyg.verdict import CALLED, METHODS, check_module, global_hooks, module_hooks, mp_hooks, served, watch_of
 from gnnfast.reporting import fell_back, ran
 from gnnfast.stream import is_capturing
 from gnnfast.types import FEATURE_DTYPES, LINEAR
@@ -123,14 +124,22 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
 
 
 def _is_few(module: Any, x: Any, edge_index: Any) -> bool:
-    """Whether there is nothing to gain in training, of larger graphs only for sums, or where the graph is new; ``propagate``, which
-    PyG's own calls next, says so and need not ask again. Replays of a captured step do not ask the host."""
+    """Whether there is nothing to gain: on a GPU in training, of larger graphs only for sums, or where the graph is new; on a CPU
+    where it is new. ``propagate``, which PyG's own calls next, says so and need not ask again. Replays of a captured step do not
+    ask the host."""
     x = x[0] if type(x) is tuple and x else x
-    if type(x) is not Tensor or type(edge_index) is not Tensor or not x.is_cuda or not torch.is_grad_enabled():
+    if type(x) is not Tensor or type(edge_index) is not Tensor:
         return False
     if x.layout is not _STRIDED or x.dim() != 2 or edge_index.layout is not _STRIDED or edge_index.dim() != 2:
         return False
-    num_edges, row_bytes = edge_index.shape[1], x.shape[1] * x.element_size()
+    row_bytes = x.shape[1] * x.element_size()
+    if not x.is_cuda:
+        few = id(type(module)) in served and is_new_and_few(edge_index, row_bytes, module)
+        left.edge_index = edge_index if few else None
+        return few
+    if not torch.is_grad_enabled():
+        return False
+    num_edges = edge_index.shape[1]
     moved = num_edges * row_bytes // (1 if x.requires_grad else 2)  # no pass backward, which would be the longer one
     if not cannot_win(moved, True, settings()) or is_capturing() or torch.are_deterministic_algorithms_enabled():
         return False

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnfast.cache import Sightings, cache, keep_if_captured
+from gnnfast.graph.checks import usable_later
 from gnnfast.pyg import guards
 from gnnfast.pyg.known import replaced_in_loops
 from gnnfast.types import INDEX_DTYPES
@@ -45,7 +46,9 @@ def make_add_self_loops(original: FunctionType) -> Callable[..., Any]:
 
 def with_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
     """What the two functions make of an ``edge_index`` one after the other."""
-    with torch.no_grad(), torch.inference_mode(False):
+    with usable_later():
+        if edge_index.is_cpu:
+            return torch.ops.gnnfast.loops_listed.default(edge_index, num_nodes)  # type: ignore[no-any-return]
         loops = torch.arange(num_nodes, device=edge_index.device)
         return torch.cat([edge_index[:, edge_index[0] != edge_index[1]], torch.stack([loops, loops])], 1)
 

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.cache import cache, is_constant, keep_if_captured
+from gnnfast.cache import Sightings, cache, is_constant, keep_if_captured
 from gnnfast.graph import Graph, ids
-from gnnfast.graph.checks import MOST_EDGES, MOST_NODES, saved_tensors_are_watched
+from gnnfast.graph.checks import MOST_EDGES, MOST_NODES, saved_tensors_are_watched, usable_later
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import guards, known
-from gnnfast.pyg.adjacency import key_of, running
+from gnnfast.pyg.adjacency import Listed, running
+from gnnfast.pyg.small import are_few
 from gnnfast.pyg.verdict import check_module
 from gnnfast.reporting import ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
@@ -53,16 +54,14 @@ def sharing(edge_index: Any, sums: bool, function: Callable[..., Any], *argument
         _state.edge_index = running.graph = None
 
 
-class _Normed(Graph):
-    """A normalised graph in which nodes have loops: ``edge_index`` and ``weight`` are those of its edges."""
+class _Normed(Listed):
+    """A normalised graph in which nodes have loops, with the ``weight`` of its edges."""
 
     def __init__(self, edge_index: Tensor, weight: Tensor, num_nodes: int, to_target: bool) -> None:
-        super().__init__(num_nodes, num_nodes, weight.shape[0], weight.device)
-        self.edge_index, self.weight, self.key = edge_index, weight, key_of(num_nodes, num_nodes, to_target)
-        first, second = edge_index.unbind()
-        self.edges.coo = (first, second) if to_target else (second, first)
+        super().__init__(edge_index, num_nodes, num_nodes, to_target)
+        self.weight = weight
         self.edges.checked = True  # by the operation
-        self.edges.grew(edge_index.nbytes + weight.nbytes)
+        self.edges.grew(weight.nbytes)
 
 
 def normalised(
@@ -106,10 +105,7 @@ def normalised(
             return _Normed(made, weight, num_nodes, to_target) if add_self_loops else weight
 
         try:
-            if torch.is_inference_mode_enabled():
-                with torch.inference_mode(False):  # else they could not be used in training later
-                    found = cache.get(keys, key, build)
-            else:
+            with usable_later():
                 found = cache.get(keys, key, build)
         except RuntimeError:  # an id is out of range: PyG raises its own
             return None
@@ -130,6 +126,8 @@ def make_gcn_norm(original: FunctionType) -> Any:
     ) -> Any:
         shares, _state.edge_index = _state.edge_index is edge_index, None
         arguments = (num_nodes, improved, add_self_loops, flow, dtype)
+        if not shares and _is_left(edge_index, edge_weight):
+            return NotImplemented
         if shares and _state.sums and not guards.context():
             made = normalised(edge_index, edge_weight, *arguments)
             if made is not None:
@@ -185,6 +183,18 @@ def make_gcn_norm(original: FunctionType) -> Any:
         return copy, weight.clone()
 
     return gcn_norm
+
+
+def _is_left(edge_index: Any, edge_weight: Any) -> bool:
+    """Whether edges or weights are new, and so few that to keep what is made of them takes longer than to make it."""
+    if type(edge_index) is not Tensor or edge_index.is_cuda or edge_index.dim() != 2 or not are_few(edge_index, ROW_BYTES):
+        return False
+    of_edges = type(edge_weight) is not Tensor or edge_weight.requires_grad  # of which nothing but the edges is kept
+    return not _sightings.again(edge_index if of_edges else edge_weight)
+
+
+ROW_BYTES = 64  # of 16 features: those of the layer are not known here
+_sightings = Sightings()
 
 
 def _copy(t: Tensor) -> Tensor:

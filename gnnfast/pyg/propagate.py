@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnfast import _native
+from gnnfast.cache import cache
 from gnnfast.config import settings
 from gnnfast.dispatch import edges, gates
 from gnnfast.dispatch.execute import aggregate, edge_relu
@@ -18,11 +19,12 @@ from gnnfast.graph import Graph, ids
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_SRC
 from gnnfast.pyg import bounded, general, guards
-from gnnfast.pyg.adjacency import graph_of
+from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.attention import dot_attention, is_first_and_small, is_small_transformer
 from gnnfast.pyg.layers import is_product, left
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, Message, means_relu
-from gnnfast.pyg.verdict import COLLECT, GENERIC, check_module, refused, served
+from gnnfast.pyg.small import is_new_and_few, returning
+from gnnfast.pyg.verdict import COLLECT, GENERIC, Verdict, check_module, refused, served
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import EXTREMA, FEATURE_DTYPES, INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
@@ -60,8 +62,10 @@ def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
         if asked is edge_index:
             ran(verdict.place if verdict is not None else f"pyg {type(module).__name__}", "PyG's own", "too small to gain")
             return True
-    if verdict is None or type(edge_index) is not Tensor or not edge_index.is_cuda:
+    if verdict is None or type(edge_index) is not Tensor:
         return False
+    if not edge_index.is_cuda:
+        return _is_small_on_cpu(module, edge_index, kwargs, verdict)
     training = torch.is_grad_enabled()
     if training and saved_tensors_are_watched():  # what was met before must not decide
         return False
@@ -84,6 +88,31 @@ def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
     if torch.are_deterministic_algorithms_enabled():
         return False
     ran(verdict.place, "PyG's own", "too small to gain")
+    return True
+
+
+def _is_small_on_cpu(module: Any, edge_index: Tensor, kwargs: dict[str, Any], verdict: Verdict) -> bool:
+    """The same on a CPU: of attention, and of a graph that is new, but for one that the layer made with its ``edge_index``."""
+    if verdict.message is DOT_ATTENTION:
+        if not is_small_transformer(module, edge_index, kwargs.get("edge_attr")):
+            return False
+        ran(verdict.place, "PyG's own", "too small to gain")
+        return True
+    own, name = running.graph, verdict.message.weight
+    if id(module) in returning or (own is not None and own.edge_index is edge_index):
+        return False
+    x = kwargs.get(verdict.message.feature)
+    x = x[0] if type(x) is tuple and x else x
+    if type(x) is not Tensor or x.layout is not _STRIDED or x.dim() != 2 or edge_index.dim() != 2:
+        return False
+    weight = None if name is None else kwargs.get(name)
+    if isinstance(weight, Tensor) and weight.requires_grad:  # whose gradient is summed over features in another order
+        return False
+    if not is_new_and_few(edge_index, x.shape[1] * x.element_size(), module):
+        return False
+    if cache.origin(edge_index) is not None:
+        return False
+    ran(verdict.place, "PyG's own", "too small to gain from a graph that is new")
     return True
 
 

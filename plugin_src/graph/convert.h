@@ -8,10 +8,12 @@
 // CUDA (coo_to_formats) nothing waits for the device: an edge with an id outside is left out (its slot lies behind those of all
 // rows, its column is 0) and complained of (common/ids.cuh), so that kernels may run over the result before anybody has looked,
 // and of the schedule the host knows only how long it can be. There
-//   loops  gives each of the min(num_rows, num_cols) nodes one edge to itself, with the ids from E on; edges that were loops
-//   are
-//          left out
+//   loops  gives each of the min(num_rows, num_cols) nodes one edge to itself, with the ids from E on; edges that were
+//          loops are left out
 //   both   makes the transpose as well, in the same launches: what a new small graph takes is the host's time for these
+//
+// loops_listed (CPU): edge_index [2, E] without its loops, in order, and then a loop at each of num_nodes nodes; int64. Ids may
+// be anything.
 #pragma once
 
 #include "common/dtype.h"

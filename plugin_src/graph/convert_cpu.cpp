@@ -114,10 +114,48 @@ Tensor coo_facts(const Tensor& row_, const Tensor& column_) {
   return find_facts(check_coo_input(row, column, 0, 0), row);
 }
 
+template <class I>
+Tensor list_with_loops(const I* first, int64_t num_edges, int64_t num_nodes, const Tensor& ref) {
+  const I* second = first + num_edges;
+  const int64_t chunks = thread_count(num_edges, 65536);
+  auto range = [&](int64_t c) { return num_edges * c / chunks; };
+  std::vector<int64_t> start(chunks + 1);
+  parallel_chunks(chunks, [&](int64_t c) {
+    int64_t kept = 0;
+    for (int64_t e = range(c); e < range(c + 1); ++e) kept += first[e] != second[e];
+    start[c + 1] = kept;
+  });
+  for (int64_t c = 0; c < chunks; ++c) start[c + 1] += start[c];
+  const int64_t kept = start[chunks];
+  Tensor made = make_empty(ref, {2, kept + num_nodes}, ScalarType::Long);
+  int64_t *out = made.mutable_data_ptr<int64_t>(), *out2 = out + kept + num_nodes;
+  parallel_chunks(chunks, [&](int64_t c) {
+    int64_t at = start[c];
+    for (int64_t e = range(c); e < range(c + 1); ++e)
+      if (first[e] != second[e]) out[at] = first[e], out2[at++] = second[e];
+  });
+  for (int64_t i = 0; i < num_nodes; ++i) out[kept + i] = out2[kept + i] = i;
+  return made;
+}
+
+Tensor loops_listed(const Tensor& edge_index_, int64_t num_nodes) {
+  const Tensor edge_index = as_contiguous(edge_index_);
+  check_dim("edge_index", edge_index, 2);
+  check_size("edge_index", edge_index, 0, 2);
+  GNNFAST_CHECK(num_nodes >= 0, "the number of nodes must not be negative, got ", num_nodes);
+  Tensor made;
+  dispatch_index("edge_index", edge_index.scalar_type(), [&](auto type) {
+    using I = typename decltype(type)::type;
+    made = list_with_loops(static_cast<const I*>(edge_index.const_data_ptr()), edge_index.size(1), num_nodes, edge_index);
+  });
+  return made;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(gnnfast, CPU, m) {
   m.impl("coo_to_csr", TORCH_BOX(&coo_to_csr));
+  m.impl("loops_listed", TORCH_BOX(&loops_listed));
   m.impl("coo_facts", TORCH_BOX(&coo_facts));
 }
 
