@@ -2,16 +2,16 @@
 
 - Graphs of ``edge_index`` and of sparse matrices (:data:`cache`): by each index tensor as it was (:class:`Seen`), the sizes and the
   direction. Let go with the tensor, or by the budget.
-- Normalised weights (:data:`cache`, :mod:`gnnfast.pyg.norm`): by ``edge_index`` and constant weights as they were, the arguments
-  and what else they depend on (default dtype, deterministic algorithms). Let go likewise. For layers that only sum over them
-  and let nobody see them, with the graph of their edges, under a key of their own: their loops are listed otherwise.
+- Normalised weights, GCN's and ChebConv's (:data:`cache`, :mod:`gnnfast.pyg.norm`): by ``edge_index`` and constant weights as they
+  were, the arguments and what else they depend on (default dtype, deterministic algorithms). Let go likewise. For layers that only
+  sum over GCN's and let nobody see them, with the graph of their edges, under a key of their own: their loops are listed otherwise.
 - Measured and compressed features (:data:`cache`, :mod:`gnnfast.features`): by constant features as they were; likewise.
 - Which features a layer has used, and which ``edge_index`` or edge weights were met before (:class:`Sightings`): by the tensor and
   its version, layer and use; the last 256. Only says that they are worth looking at, which looks at them as they are then.
 - Which layers have met a graph twice (:data:`gnnfast.pyg.small.returning`): by the layer, let go with it. Only says whether a first
   look is worth it.
-- An ``edge_index`` without or with all self loops (:data:`cache`, :mod:`gnnfast.pyg.loops`): by the ``edge_index`` as it was, and
-  the number of nodes. Users get copies. Which edges are no self loops: likewise; nobody else sees it.
+- An ``edge_index`` turned around, without or with all self loops (:data:`cache`, :mod:`gnnfast.pyg.loops`): by the ``edge_index``
+  as it was, and the number of nodes. Users get copies. Which edges are no self loops: likewise; nobody else sees it.
 - The graph that carries edge features to where edges end (:data:`cache`, :mod:`gnnfast.pyg.adjacency`): as a graph, with it.
 - The graph of edges with a loop at each node (:data:`cache`, :mod:`gnnfast.pyg.attention`): by the ``edge_index`` as it was, and
   the numbers of nodes. Nobody else sees it.

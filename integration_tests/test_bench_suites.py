@@ -119,6 +119,23 @@ def test_layers_of_every_convolution() -> None:
     assert classes | set(convs.WITHOUT) >= set(conv.__all__) and not classes & set(convs.WITHOUT)
 
 
+def test_layers_alone_on_small_graphs(device, tmp_path: Path) -> None:
+    out = tmp_path / "host"
+    quick = ("--repeats", "1", "--warmup", "1", "--seconds", "0.001", "--quick", "--out", str(out))
+    names = ("GCNConv", "SimpleConv")  # the latter without a parameter
+    chosen = ("--groups", "layers", "--sizes", "200", "--models", *names)
+    assert main(["bench", "host", "--device", device.type, *chosen, *quick]) == 0
+    record = json.loads(out.with_suffix(".json").read_text())
+    cells = [(name, mode, graph) for name in names for mode in ("training", "inference") for graph in ("same", "new")]
+    assert [(r["model"], r["pass"], r["graph"]) for r in record["rows"]] == cells
+    assert all(r["edges"] == 200 and r["ratio"] == r["PyG ms"] / r["gnnfast ms"] for r in record["rows"])
+    for line in record["summary"]:
+        of = {r["model"]: r["ratio"] for r in record["rows"] if (r["pass"], r["graph"]) == (line["pass"], line["graph"])}
+        assert (
+            line["kind"] == "layers, 200 edges" and line["cells"] == 2 and line["least"] == of[line["least of"]] == min(of.values())
+        )
+
+
 def test_layers_that_differ_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = layers.gradients
     monkeypatch.setattr(layers, "gradients", lambda *given: [g * (1.1 if gnnfast.is_enabled() else 1) for g in right(*given)])

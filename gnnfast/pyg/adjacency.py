@@ -26,9 +26,11 @@ class Listed(Graph):
 
 
 class _Running(threading.local):
-    """``graph`` is the :class:`Listed` one of the layer that runs now."""
+    """Of the layer that runs now: its :class:`Listed` ``graph``; ``passing`` is an ``edge_index`` that it has made and does not
+    keep."""
 
     graph: Any = None
+    passing: Any = None
 
 
 running = _Running()

@@ -26,8 +26,8 @@ from gnnfast.pyg.attention import (
 )
 from gnnfast.pyg.general import make_scatter
 from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG, make_gin_conv, make_gine_conv, make_layer, make_linear
-from gnnfast.pyg.loops import make_add_self_loops, make_remove_self_loops
-from gnnfast.pyg.norm import make_gcn_norm, make_normalising
+from gnnfast.pyg.loops import flipped, make_add_self_loops, make_in_place, make_remove_self_loops
+from gnnfast.pyg.norm import make_gcn_norm, make_laplacian, make_normalising
 from gnnfast.pyg.pna import make_pna_conv
 from gnnfast.pyg.propagate import generic, propagate
 from gnnfast.pyg.sparse import make_spmm
@@ -40,13 +40,14 @@ class Patch:
     """One patched function ``name``, or method ``Class.name``, of PyG.
 
     ``known`` are fingerprints of its source in the releases it was studied in (2.6.0 to 2.8.1); with another one it is left
-    alone. ``make`` gets the original function and returns the dispatcher.
+    alone. ``make`` gets the original function and returns the dispatcher. ``replace`` as in :meth:`Patches.add_dispatch`.
     """
 
     module: str
     name: str
     known: tuple[str, ...]
     make: Callable[[FunctionType], Callable[..., Any]]
+    replace: tuple[str, str, Callable[..., Any]] | None = None
 
 
 PATCHES = (
@@ -72,6 +73,15 @@ PATCHES = (
     Patch("torch_geometric.nn.conv.sg_conv", "SGConv.forward", ("ed836c9f444e", "c722900d1008"), make_layer(SG)),
     Patch("torch_geometric.nn.conv.appnp", "APPNP.forward", ("91324db315cb", "f47fe5ba07c3"), make_normalising),
     Patch("torch_geometric.nn.conv.arma_conv", "ARMAConv.forward", ("b07f6d8d230b",), make_normalising),
+    Patch("torch_geometric.nn.conv.cheb_conv", "ChebConv.forward", ("a11cdd076991",), make_normalising),
+    Patch("torch_geometric.nn.conv.cheb_conv", "ChebConv.__norm__", ("7e3614fafcc2",), make_laplacian),
+    Patch(
+        "torch_geometric.nn.conv.dir_gnn_conv",
+        "DirGNNConv.forward",
+        ("328c56ca6259",),
+        make_in_place,
+        ("edge_index.flip([0])", "edge_index, self.conv_out", flipped),
+    ),
     Patch("torch_geometric.nn.conv.gcn2_conv", "GCN2Conv.forward", ("174c2d924d12",), make_normalising),
     Patch("torch_geometric.nn.conv.lg_conv", "LGConv.forward", ("36b4be0dcedc",), make_normalising),
     Patch("torch_geometric.nn.conv.mixhop_conv", "MixHopConv.forward", ("b7982512c99a",), make_normalising),
@@ -119,7 +129,7 @@ def _install_function(module: ModuleType, patch: Patch, patches: Patches, make_t
         raise Unknown(f"{patch.name} has fingerprint {found}, which is not a known one")
     original = patches.original(function)
     traced = None if make_traced is None else make_traced(original)
-    patches.add_dispatch(function, source, patch.make(original), traced=traced)
+    patches.add_dispatch(function, source, patch.make(original), traced=traced, replace=patch.replace)
 
 
 def _install_propagate(module: ModuleType, patches: Patches, traced: Callable[..., Any]) -> None:

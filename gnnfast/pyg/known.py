@@ -57,6 +57,7 @@ FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
     (_UTILS + "sparse", "is_sparse"): ("613a5c6ed0c4",),
     (_UTILS + "sparse", "is_torch_sparse_tensor"): ("e47a6d6c2297", "03c7a9f8fa95"),
     (_UTILS + "loop", "add_remaining_self_loops"): ("53072a9e6bf4",),
+    (_UTILS + "laplacian", "get_laplacian"): ("38b3943776c1",),
     (_UTILS + "loop", "compute_loop_attr"): ("e135af98494f",),
     (_UTILS + "num_nodes", "maybe_num_nodes"): ("5c5a14a71ece",),
     (_UTILS + "loop", "remove_self_loops"): ("12c556171121",),
@@ -96,6 +97,17 @@ _BY_NORM = (
     ("torch_geometric.nn.conv.gcn_conv", "add_remaining_self_loops", (_UTILS + "loop", "add_remaining_self_loops")),
     ("torch_geometric.nn.conv.gcn_conv", "maybe_num_nodes", (_UTILS + "num_nodes", "maybe_num_nodes")),
     ("torch_geometric.nn.conv.gcn_conv", "scatter", (_UTILS + "_scatter", "scatter")),
+    (_UTILS + "loop", "maybe_num_nodes", (_UTILS + "num_nodes", "maybe_num_nodes")),
+    (_UTILS + "loop", "compute_loop_attr", (_UTILS + "loop", "compute_loop_attr")),
+    (_UTILS + "_scatter", "broadcast", (_UTILS + "_scatter", "broadcast")),
+)
+
+
+_BY_LAPLACIAN = (
+    ("torch_geometric.nn.conv.cheb_conv", "get_laplacian", (_UTILS + "laplacian", "get_laplacian")),
+    *((_UTILS + "laplacian", name, (_UTILS + "loop", name)) for name in ("add_self_loops", "remove_self_loops")),
+    (_UTILS + "laplacian", "maybe_num_nodes", (_UTILS + "num_nodes", "maybe_num_nodes")),
+    (_UTILS + "laplacian", "scatter", (_UTILS + "_scatter", "scatter")),
     (_UTILS + "loop", "maybe_num_nodes", (_UTILS + "num_nodes", "maybe_num_nodes")),
     (_UTILS + "loop", "compute_loop_attr", (_UTILS + "loop", "compute_loop_attr")),
     (_UTILS + "_scatter", "broadcast", (_UTILS + "_scatter", "broadcast")),
@@ -201,6 +213,11 @@ def replaced_in_module(cls: type) -> str:
 def replaced_in_norm() -> str:
     """A function that ``gcn_norm`` calls by name and that is not PyG's own; empty if there is none."""
     return _ask(_BY_NORM)
+
+
+def replaced_in_laplacian() -> str:
+    """The same of what ChebConv calls to make its weights."""
+    return _ask(_BY_LAPLACIAN)
 
 
 # ---- layers as a whole ---------------------------------------------------------------------------------------------------------

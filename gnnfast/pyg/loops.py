@@ -1,5 +1,6 @@
-"""Self loops that layers remove and add in every forward pass: remembered with the user's ``edge_index`` from its second use on.
-Users get copies, which are known to equal what is kept, so that the graph of these is found again."""
+"""Self loops that layers remove and add in every forward pass, and edges that they turn around: remembered with the user's
+``edge_index`` from its second use on. Users get copies, which are known to equal what is kept, so that the graph of these is found
+again."""
 
 from __future__ import annotations
 
@@ -12,8 +13,11 @@ from torch import Tensor
 
 from gnnfast.cache import Sightings, cache, keep_if_captured
 from gnnfast.graph.checks import usable_later
+from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import guards
 from gnnfast.pyg.known import replaced_in_loops
+from gnnfast.pyg.norm import keeps_to_itself
+from gnnfast.pyg.verdict import global_hooks, module_hooks
 from gnnfast.types import INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
 
@@ -42,6 +46,30 @@ def make_add_self_loops(original: FunctionType) -> Callable[..., Any]:
         return _copy_of_kept(origin, ("self loops added", num_nodes), lambda: _made(original, origin, None, None, num_nodes))
 
     return add_self_loops
+
+
+def make_in_place(original: FunctionType) -> Callable[..., Any]:
+    """For a function of which only an expression is replaced."""
+    return lambda *_: NotImplemented
+
+
+def flipped(edge_index: Any, layer: Any) -> Any:
+    """``edge_index.flip([0])`` for a ``layer``, which gets what is kept where it is PyG's own and nobody sees what it is given."""
+    if not _is_known(edge_index):
+        return edge_index.flip([0])
+
+    def make() -> Tensor:
+        with usable_later():
+            return edge_index.flip([0])
+
+    kept = _kept(edge_index, "flipped", make)
+    if kept is None:
+        return edge_index.flip([0])
+    forward: Any = getattr(type(layer), "forward", None)
+    of_pyg = is_dispatched(forward) and class_of(forward) is type(layer)
+    if of_pyg and not any(module_hooks(layer.__dict__)) and not any(global_hooks) and keeps_to_itself(layer, type(layer)):
+        return kept
+    return _copy(kept)
 
 
 def with_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
@@ -86,15 +114,23 @@ def _made(original: FunctionType, *arguments: Any) -> Tensor:
         return original(*arguments)[0]  # type: ignore[no-any-return]
 
 
-def _copy_of_kept(edge_index: Tensor, key: Hashable, make: Callable[[], Tensor]) -> Any:
-    """A copy of what is made of an ``edge_index`` once, and no attributes of edges."""
-    if guards.capturing(edge_index.device):  # PyG's own would wait for the device
-        kept = cache.find((edge_index,), key)
-        if kept is None:
-            return NotImplemented
+def _kept(edge_index: Tensor, key: Hashable, make: Callable[[], Tensor]) -> Tensor | None:
+    """What is made of an ``edge_index`` once; ``None`` if it would be made while a CUDA graph is captured."""
+    if not guards.capturing(edge_index.device):
+        return cache.get((edge_index,), key, make)  # type: ignore[no-any-return]
+    kept: Tensor | None = cache.find((edge_index,), key)
+    if kept is not None:
         keep_if_captured(kept)
-    else:
-        kept = cache.get((edge_index,), key, make)
+    return kept
+
+
+def _copy(kept: Tensor) -> Tensor:
     copy = kept.clone()
     cache.add_copy(copy, kept)
-    return copy, None
+    return copy
+
+
+def _copy_of_kept(edge_index: Tensor, key: Hashable, make: Callable[[], Tensor]) -> Any:
+    """A copy of that, and no attributes of edges."""
+    kept = _kept(edge_index, key, make)
+    return NotImplemented if kept is None else (_copy(kept), None)  # PyG's own would wait for the device

@@ -1,4 +1,4 @@
-"""Graph processing that is remembered with the user's graph: GCN normalisation.
+"""Graph processing that is remembered with the user's graph: GCN normalisation, and ChebConv's.
 
 Layers build a new ``edge_index`` with self loops and new weights in every forward pass. To use the same tensors again saves that
 work and, as they are the same objects, lets the graph cache find their CSR. Whoever can keep what ``gcn_norm`` returns, or write
@@ -8,6 +8,7 @@ that is made in one operation (:mod:`gnnfast.ops.gcn_norm`), whose loops are not
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 from collections.abc import Callable
@@ -51,7 +52,7 @@ def sharing(edge_index: Any, sums: bool, function: Callable[..., Any], *argument
     try:
         return function(*arguments)
     finally:
-        _state.edge_index = running.graph = None
+        _state.edge_index = running.graph = running.passing = None
 
 
 class _Normed(Listed):
@@ -133,17 +134,10 @@ def make_gcn_norm(original: FunctionType) -> Any:
             if made is not None:
                 running.graph = made[2]
                 return made[:2]
-        if type(edge_index) is not Tensor or edge_index.layout is not torch.strided or guards.context():
+        if not _are_plain(edge_index, edge_weight) or type(num_nodes) not in (int, type(None)) or known.replaced_in_norm():
             return NotImplemented
-        if edge_index.is_inference() or guards.operand("edge_index", edge_index):
-            return NotImplemented
-        if edge_weight is not None and (guards.operand("edge_weight", edge_weight) or edge_weight.is_inference()):
-            return NotImplemented
-        if type(num_nodes) not in (int, type(None)) or known.replaced_in_norm():
-            return NotImplemented
-        capturing = guards.capturing(edge_index.device)
         if edge_weight is not None and not is_constant(edge_weight):
-            if capturing:
+            if guards.capturing(edge_index.device):
                 return NotImplemented
             # Weights must be computed anew; the structure is the same every time.
             normed, weight = original(edge_index, edge_weight, *arguments)
@@ -156,44 +150,94 @@ def make_gcn_norm(original: FunctionType) -> Any:
             cache.add_copy(normed, structure)
             return normed, weight
 
-        def build() -> tuple[Tensor | None, Tensor]:
-            # Under inference_mode the tensors could not be used in training later.
-            with torch.no_grad(), torch.inference_mode(False):
-                normed, weight = original(edge_index, edge_weight, *arguments)
-            # Holding the key itself would keep it alive for ever.
-            return None if normed is edge_index else normed, weight
-
-        keys = (edge_index,) if edge_weight is None else (edge_index, edge_weight)
-        key = ("gcn_norm", *arguments, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled())
-        if capturing:  # PyG's own would wait for the device; what is remembered is read in each replay
-            found = cache.find(keys, key)
-            if found is None:
-                return NotImplemented
-            keep_if_captured(found)
-        else:
-            found = cache.get(keys, key, build)
-        normed, weight = found
-        ran(_PLACE, "remembered", "computed once per graph")
-        if shares:
-            return edge_index if normed is None else normed, weight
-        if normed is None:
-            return edge_index, weight.clone()
-        copy = normed.clone()
-        cache.add_copy(copy, normed)
-        return copy, weight.clone()
+        key = "gcn_norm", *arguments
+        return _remembered(edge_index, edge_weight, key, shares, _PLACE, lambda: original(edge_index, edge_weight, *arguments))
 
     return gcn_norm
+
+
+def make_laplacian(original: FunctionType) -> Any:
+    """A dispatcher for ``ChebConv.__norm__``, which calls ``original`` once per graph that is used again."""
+
+    def laplacian(
+        module: Any, edge_index: Any, num_nodes: Any, edge_weight: Any, normalization: Any, lambda_max: Any, dtype: Any, batch: Any
+    ) -> Any:
+        shares, _state.edge_index = _state.edge_index is edge_index, None
+        if not _are_plain(edge_index, edge_weight) or type(num_nodes) is not int or known.replaced_in_laplacian():
+            return NotImplemented
+        if type(lambda_max) not in (type(None), int, float) or (edge_weight is not None and not is_constant(edge_weight)):
+            return NotImplemented
+        key, arguments = ("laplacian", num_nodes, normalization, lambda_max, dtype), (normalization, lambda_max, dtype, batch)
+        if _are_watched():
+            return NotImplemented
+        if not _sightings.again(edge_index if edge_weight is None else edge_weight, key):
+            made = original(module, edge_index, num_nodes, edge_weight, *arguments)
+            running.passing = made[0] if shares else None
+            return made
+        place = f"pyg {type(module).__name__}"
+        make = functools.partial(original, module, edge_index, num_nodes, edge_weight, *arguments)
+        return _remembered(edge_index, edge_weight, key, shares, place, make)
+
+    return laplacian
+
+
+def _are_watched() -> bool:
+    """Whether what was met before must not decide."""
+    return torch.is_grad_enabled() and saved_tensors_are_watched()
+
+
+def _are_plain(edge_index: Any, edge_weight: Any) -> bool:
+    """Whether what is made of edges and weights may be kept, where they are constant."""
+    if type(edge_index) is not Tensor or edge_index.layout is not torch.strided or guards.context():
+        return False
+    if edge_index.is_inference() or guards.operand("edge_index", edge_index):
+        return False
+    return edge_weight is None or not (guards.operand("edge_weight", edge_weight) or edge_weight.is_inference())
+
+
+def _remembered(
+    edge_index: Tensor, edge_weight: Any, key: tuple[Any, ...], shares: bool, place: str, make: Callable[[], Any]
+) -> Any:
+    """The edges and weights that ``make()`` gives, computed once per graph: copies, if whoever asks does not share them."""
+
+    def build() -> tuple[Tensor | None, Tensor]:
+        # Under inference_mode the tensors could not be used in training later.
+        with torch.no_grad(), torch.inference_mode(False):
+            normed, weight = make()
+        # Holding the key itself would keep it alive for ever.
+        return None if normed is edge_index else normed, weight
+
+    keys = (edge_index,) if edge_weight is None else (edge_index, edge_weight)
+    key = (*key, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled())
+    if guards.capturing(edge_index.device):  # PyG's own would wait for the device; what is remembered is read in each replay
+        found = cache.find(keys, key)
+        if found is None:
+            return NotImplemented
+        keep_if_captured(found)
+    else:
+        found = cache.get(keys, key, build)
+    normed, weight = found
+    ran(place, "remembered", "computed once per graph")
+    if shares:
+        return edge_index if normed is None else normed, weight
+    if normed is None:
+        return edge_index, weight.clone()
+    copy = normed.clone()
+    cache.add_copy(copy, normed)
+    return copy, weight.clone()
 
 
 def _is_left(edge_index: Any, edge_weight: Any) -> bool:
     """Whether edges or weights are new, and so few that to keep what is made of them takes longer than to make it."""
     if type(edge_index) is not Tensor or edge_index.is_cuda or edge_index.dim() != 2 or not are_few(edge_index, ROW_BYTES):
         return False
+    if _are_watched():
+        return False
     of_edges = type(edge_weight) is not Tensor or edge_weight.requires_grad  # of which nothing but the edges is kept
     return not _sightings.again(edge_index if of_edges else edge_weight)
 
 
-ROW_BYTES = 64  # of 16 features: those of the layer are not known here
+ROW_BYTES = 16  # of an edge: PyG's own takes 60 us and a few ns an edge, to keep and copy what it gives 45
 _sightings = Sightings()
 
 
@@ -204,14 +248,16 @@ def _copy(t: Tensor) -> Tensor:
 
 
 def make_normalising(original: FunctionType) -> Callable[..., Any]:
-    """A dispatcher for the ``forward(x, edge_index, ...)`` of a layer that begins by calling ``gcn_norm``: it shares the result
-    where nothing but PyG's own code can see it."""
+    """A dispatcher for the ``forward(x, edge_index, ...)`` of a layer that begins by calling ``gcn_norm``, or a ``__norm__`` of its
+    own: it shares the result where nothing but PyG's own code can see it."""
     cls, position = class_of(original), list(inspect.signature(original).parameters).index("edge_index")
 
     def forward(*arguments: Any) -> Any:
         module = arguments[0]
+        if not module.__dict__.get("normalize", True):
+            return NotImplemented  # the next call of gcn_norm would be somebody else's
         reduce = "" if guards.context() else keeps_to_itself(module, cls)
-        if not reduce or not is_dispatched(original.__globals__.get("gcn_norm")):
+        if not reduce or not is_dispatched(getattr(cls, "__norm__", None) or original.__globals__.get("gcn_norm")):
             return NotImplemented  # somebody else's would see what is shared
         # APPNP draws a number for each edge that is listed.
         sums = reduce == "sum" and not (module.training and module.__dict__.get("dropout"))
@@ -221,12 +267,10 @@ def make_normalising(original: FunctionType) -> Callable[..., Any]:
 
 
 def keeps_to_itself(module: Any, cls: type) -> str:
-    """How a layer of class ``cls`` reduces, if only PyG's own code sees the normalised graph in its forward pass; else empty."""
+    """How a layer of class ``cls`` reduces, if only PyG's own code sees the graph in its forward pass; else empty."""
     own = module.__dict__
     if type(module) is not cls or own.get("cached") or saved_tensors_are_watched() or not own.keys().isdisjoint(_SEEING):
         return ""
-    if not own.get("normalize", True):
-        return ""  # the next call of gcn_norm would be somebody else's
     try:
         verdict = check_module(module)
     except Unsupported:

@@ -23,7 +23,7 @@ from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.attention import dot_attention, is_first_and_small, is_small_transformer
 from gnnfast.pyg.layers import is_product, left
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, Message, means_relu
-from gnnfast.pyg.small import is_new_and_few, returning
+from gnnfast.pyg.small import are_few, is_new_and_few, returning
 from gnnfast.pyg.verdict import COLLECT, GENERIC, Verdict, check_module, refused, served
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import EXTREMA, FEATURE_DTYPES, INDEX_DTYPES
@@ -99,18 +99,22 @@ def _is_small_on_cpu(module: Any, edge_index: Tensor, kwargs: dict[str, Any], ve
         ran(verdict.place, "PyG's own", "too small to gain")
         return True
     own, name = running.graph, verdict.message.weight
-    if id(module) in returning or (own is not None and own.edge_index is edge_index):
+    passing = running.passing is edge_index
+    if (id(module) in returning and not passing) or (own is not None and own.edge_index is edge_index):
         return False
     x = kwargs.get(verdict.message.feature)
     x = x[0] if type(x) is tuple and x else x
-    if type(x) is not Tensor or x.layout is not _STRIDED or x.dim() != 2 or edge_index.dim() != 2:
+    if type(x) is not Tensor or x.layout is not _STRIDED or x.dim() < 2 or edge_index.dim() != 2:
         return False
     weight = None if name is None else kwargs.get(name)
     if isinstance(weight, Tensor) and weight.requires_grad:  # whose gradient is summed over features in another order
         return False
-    if not is_new_and_few(edge_index, x.shape[1] * x.element_size(), module):
-        return False
-    if cache.origin(edge_index) is not None:
+    row = x.shape[1] if x.dim() == 2 else x.numel() // (x.shape[module.node_dim] or 1)
+    row_bytes = row * x.element_size()
+    if passing:  # in several propagations, for which it would be converted
+        if not are_few(edge_index, row_bytes // 4):
+            return False
+    elif not is_new_and_few(edge_index, row_bytes, module) or cache.origin(edge_index) is not None:
         return False
     ran(verdict.place, "PyG's own", "too small to gain from a graph that is new")
     return True

@@ -22,8 +22,9 @@ returning: dict[int, weakref.ref[object]] = {}
 
 
 def are_few(edge_index: Tensor, row_bytes: int) -> bool:
-    """Whether rows of all edges of an ``edge_index [2, E]`` are few bytes. A trace would warn of the comparison."""
-    if _tracing_state() is not None:
+    """Whether rows of all edges of an ``edge_index [2, E]`` are few bytes. A trace would warn of the comparison, and with int32 ids
+    torch sums gradients wrongly."""
+    if _tracing_state() is not None or edge_index.dtype is not torch.int64:
         return False
     return cannot_win(edge_index.size(1) * row_bytes, torch.is_grad_enabled(), settings(), "new cpu")
 
@@ -32,9 +33,7 @@ def is_new_and_few(edge_index: Tensor, row_bytes: int, owner: object) -> bool:
     """Whether a layer ``owner``, to which so far each graph was new, meets a new one of few bytes. What was met before must not
     decide in checkpointing."""
     key = id(owner)
-    if key in returning or edge_index.dtype is not torch.int64:  # with int32 ids torch sums gradients wrongly
-        return False
-    if not are_few(edge_index, row_bytes) or (torch.is_grad_enabled() and saved_tensors_are_watched()):
+    if key in returning or not are_few(edge_index, row_bytes) or (torch.is_grad_enabled() and saved_tensors_are_watched()):
         return False
     if not _met.again(edge_index, key):
         return True
