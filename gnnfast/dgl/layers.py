@@ -376,8 +376,10 @@ def _gin(module: Any, graph: Any, place: str, feat: Any, edge_weight: Any) -> An
     if pair[0].shape[1] != pair[1].shape[1]:
         raise Unsupported("features of sources and destinations differ")
     out, own = _ops()[0](gidx, "copy_lhs", "sum", pair[0], None), 1 + module.eps
-    # In one pass over the rows; nobody else holds a sum.
-    out = out.addcmul_(pair[1], own) if own.dtype is out.dtype else own * pair[1] + out
+    if own.dtype is out.dtype and pair[1].is_contiguous():  # in one pass over the rows; nobody else holds a sum
+        out = out.addcmul_(pair[1], own)
+    else:
+        out = own * pair[1] + out
     out = out if module.apply_func is None else module.apply_func(out)
     return out if module.activation is None else module.activation(out)
 
