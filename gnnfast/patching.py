@@ -98,7 +98,8 @@ class Patches:
         expression = None
         if replace is not None:
             name = f"{_HOOK}_replaced_{function.__qualname__.replace('.', '_')}"
-            expression = replace[0], f"({replace[0]} if torch.compiler.is_compiling() else {name}({replace[1]}))"
+            otherwise = f"{replace[0]} if torch.compiler.is_compiling() else {name}({replace[1]})"
+            expression = replace[0], f"({replace[0]} if torch.jit.is_scripting() else {otherwise})"
             hooks[name] = replace[2]
         original, code = function.__code__, _inject(source, function, block, expression)
         import torch

@@ -98,19 +98,21 @@ def _is_small_on_cpu(module: Any, edge_index: Tensor, kwargs: dict[str, Any], ve
             return False
         ran(verdict.place, "PyG's own", "too small to gain")
         return True
-    own, name = running.graph, verdict.message.weight
-    passing = running.passing is edge_index
-    if (id(module) in returning and not passing) or (own is not None and own.edge_index is edge_index):
+    own, passing = running.graph, running.passing is edge_index
+    met = id(module) in returning and not passing
+    if (met and not torch.is_grad_enabled()) or (own is not None and own.edge_index is edge_index):
         return False
     x = kwargs.get(verdict.message.feature)
     x = x[0] if type(x) is tuple and x else x
     if type(x) is not Tensor or x.layout is not _STRIDED or x.dim() < 2 or edge_index.dim() != 2:
         return False
-    weight = None if name is None else kwargs.get(name)
-    if isinstance(weight, Tensor) and weight.requires_grad:  # whose gradient is summed over features in another order
+    row_bytes = (x.shape[1] if x.dim() == 2 else x.numel() // (x.shape[module.node_dim] or 1)) * x.element_size()
+    if verdict.reduce not in EXTREMA and are_few(edge_index, row_bytes, "tiny cpu"):
+        ran(verdict.place, "PyG's own", "too small to gain")
+        return True
+    weight = None if verdict.message.weight is None else kwargs.get(verdict.message.weight)
+    if met or (isinstance(weight, Tensor) and weight.requires_grad):  # whose gradient is summed over features in another order
         return False
-    row = x.shape[1] if x.dim() == 2 else x.numel() // (x.shape[module.node_dim] or 1)
-    row_bytes = row * x.element_size()
     if passing:  # in several propagations, for which it would be converted
         if not are_few(edge_index, row_bytes // 4):
             return False

@@ -21,12 +21,12 @@ _tracing_state = torch._C._get_tracing_state
 returning: dict[int, weakref.ref[object]] = {}
 
 
-def are_few(edge_index: Tensor, row_bytes: int) -> bool:
+def are_few(edge_index: Tensor, row_bytes: int, where: str = "new cpu") -> bool:
     """Whether rows of all edges of an ``edge_index [2, E]`` are few bytes. A trace would warn of the comparison, and with int32 ids
     torch sums gradients wrongly."""
     if _tracing_state() is not None or edge_index.dtype is not torch.int64:
         return False
-    return cannot_win(edge_index.size(1) * row_bytes, torch.is_grad_enabled(), settings(), "new cpu")
+    return cannot_win(edge_index.size(1) * row_bytes, torch.is_grad_enabled(), settings(), where)
 
 
 def is_new_and_few(edge_index: Tensor, row_bytes: int, owner: object) -> bool:

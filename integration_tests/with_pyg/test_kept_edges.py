@@ -194,3 +194,18 @@ def test_layers_that_write_into_their_edges(device):
         expected = off(lambda layer=layer: call(layer))
         for _ in range(4):
             assert relative_error(call(layer), expected) < 1e-5
+
+
+@pytest.mark.parametrize("make", [lambda: nn.ChebConv(F, 5, 3), lambda: nn.DirGNNConv(nn.SAGEConv(F, 5))])
+def test_other_compilers_take_pygs_code(make, device):
+    edge_index, n = graph("random", device)
+    layer, x = make().to(device), torch.randn(n, F, device=device)
+    expected = off(lambda: layer(x, edge_index))
+    for call in (
+        torch.jit.script(layer),
+        torch.jit.trace(layer, (x, edge_index)),
+        torch.compile(layer, backend="eager"),
+        torch.export.export(layer, (x, edge_index)).module(),
+    ):
+        for _ in range(3):
+            assert relative_error(call(x, edge_index), expected) < 1e-5

@@ -32,8 +32,23 @@ LAYERS = {
 
 
 @pytest.fixture(autouse=True)
-def small_cpu(small):
-    """As they are where nothing is tested."""
+def small_cpu(small, monkeypatch):
+    """As they are where nothing is tested, but that of no graph everything is left."""
+    monkeypatch.setitem(select.SMALL, "tiny cpu", select.Small(-1, -1))
+
+
+def test_tiny_graphs_are_always_left_in_training(monkeypatch):
+    edge_index, n, _ = GRAPHS["random"]()
+    x, layer = torch.randn(n, F), nn.SimpleConv()
+    layer(x, edge_index)
+    for most, left in ((edge_index.shape[1] * F * 4, True), (edge_index.shape[1] * F * 4 - 1, False)):
+        monkeypatch.setitem(select.SMALL, "tiny cpu", select.Small(most, -1))
+        for _ in range(3):
+            found = layer(x, edge_index)
+        assert is_left(lambda: layer(x, edge_index)) == left
+        with torch.no_grad():
+            layer(x, edge_index)
+            assert not is_left(lambda: layer(x, edge_index)) and torch.equal(found, layer(x, edge_index))
 
 
 def results(layer, x, edge_index, *arguments):
