@@ -58,7 +58,7 @@ def _default(value: object, unset: str) -> str:
 
 
 def small_graphs() -> str:
-    """The page of small graphs, with its table."""
+    """The page of small graphs, with its tables."""
     record = json.loads((HERE.parent / "benchmarks/results/h200-2026-11-23/host.json").read_text())
     ratios: dict[str, dict[str, list[float]]] = {}
     for row in record["rows"]:
@@ -67,13 +67,20 @@ def small_graphs() -> str:
     for model, found in sorted(ratios.items(), key=lambda item: -geometric_mean(item[1]["training"])):
         cells = (f"{geometric_mean(found[what]):.2f}, {min(found[what]):.2f}" for what in ("training", "inference"))
         lines.append(f"| {model} | {' | '.join(cells)} |")
-    return _with_table("small_graphs.md", "host", lines)
+    page = _with_table((HERE / "small_graphs.md").read_text(), "host", lines)
+    record = json.loads((HERE.parent / "benchmarks/results/cpu-2core-2026-11-25/host_layers.json").read_text())
+    lines = ["| edges | pass | edge_index | mean | least |", "|---|---|---|---|---|"]
+    for row in record["summary"]:
+        edges, of = row["kind"].removeprefix("layers, ").removesuffix(" edges"), f"{row['least']:.2f}, {row['least of']}"
+        graph = {"same": "the same", "new": "new in each step"}[row["graph"]]
+        lines.append(f"| {int(edges):,} | {row['pass']} | {graph} | {row['geometric mean']:.2f} | {of} |")
+    return _with_table(page, "host_layers", lines)
 
 
 def _with_table(page: str, name: str, lines: list[str]) -> str:
-    """The page as it is, with a table between the comments that name it."""
+    """A page with a table between the comments that name it."""
     begin, end = f"<!-- made: {name} -->\n", "<!-- end -->"
-    before, after = (HERE / page).read_text().split(begin)
+    before, after = page.split(begin)
     return before + begin + "\n".join(lines) + "\n" + end + after.split(end, 1)[1]
 
 

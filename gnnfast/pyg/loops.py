@@ -17,6 +17,7 @@ from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import guards
 from gnnfast.pyg.known import replaced_in_loops
 from gnnfast.pyg.norm import keeps_to_itself
+from gnnfast.pyg.small import are_few
 from gnnfast.pyg.verdict import global_hooks, module_hooks
 from gnnfast.types import INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
@@ -28,7 +29,7 @@ def make_remove_self_loops(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``remove_self_loops(edge_index, edge_attr)``."""
 
     def remove_self_loops(edge_index: Any, edge_attr: Any) -> Any:
-        if edge_attr is not None or not _is_known(edge_index):
+        if edge_attr is not None or _is_left(edge_index) or not _is_known(edge_index):
             return NotImplemented
         return _copy_of_kept(edge_index, "no self loops", lambda: _made(original, edge_index))
 
@@ -39,7 +40,9 @@ def make_add_self_loops(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``add_self_loops(edge_index, edge_attr, fill_value, num_nodes)``."""
 
     def add_self_loops(edge_index: Any, edge_attr: Any, fill_value: Any, num_nodes: Any) -> Any:
-        if edge_attr is not None or type(num_nodes) not in (int, type(None)) or not _is_known(edge_index):
+        if edge_attr is not None or type(num_nodes) not in (int, type(None)):
+            return NotImplemented
+        if _is_left(edge_index) or not _is_known(edge_index):
             return NotImplemented
         origin = cache.origin(edge_index)
         origin = edge_index if origin is None else origin
@@ -96,6 +99,14 @@ def kept_edges(edge_index: Tensor) -> Tensor:
             return (edge_index[0] != edge_index[1]).nonzero().view(-1)
 
     return cache.get((edge_index,), key, make)  # type: ignore[no-any-return]
+
+
+def _is_left(edge_index: Any) -> bool:
+    """Whether there are so few edges that to find and copy what is kept takes longer than to make it."""
+    return type(edge_index) is Tensor and edge_index.is_cpu and edge_index.dim() == 2 and are_few(edge_index, ROW_BYTES)
+
+
+ROW_BYTES = 128  # of an edge with 32 features: so that sums over what is made of fewer are left alone, too
 
 
 def _is_known(edge_index: Any) -> bool:
