@@ -278,4 +278,4 @@ def keeps_to_itself(module: Any, cls: type) -> str:
     return "" if verdict.update is not None else verdict.reduce
 
 
-_SEEING = ("propagate", "forward", "message_and_aggregate")
+_SEEING = ("propagate", "forward", "message_and_aggregate", "__norm__")

@@ -7,9 +7,8 @@ import itertools
 
 import pytest
 import torch
+from comparison import without
 from graphs import GRAPHS, TOLERANCE, relative_error
-
-import gnnfast
 
 dgl = pytest.importorskip("dgl", reason="DGL is not installed")
 from gnnfast.dgl import bridge, messages  # noqa: E402
@@ -77,14 +76,6 @@ def compare(ours, theirs, device, *leaves, tolerance=1e-10):
             continue
         assert a.dtype == b.dtype and a.shape == b.shape and a.device.type == torch.device(device).type
         assert relative_error(a.cpu(), b) < tolerance
-
-
-def without(f):
-    gnnfast.disable()
-    try:
-        return f()
-    finally:
-        gnnfast.enable()
 
 
 @pytest.mark.parametrize("name", GRAPHS)

@@ -8,6 +8,7 @@ import numpy
 import pytest
 import torch
 import torch.utils.checkpoint
+from comparison import without
 from graphs import GRAPHS, relative_error
 
 import gnnfast
@@ -23,14 +24,6 @@ N, E = 60, 500
 
 def make(idtype=torch.int64):
     return dgl.graph((torch.randint(0, N, (E,)), torch.randint(0, N, (E,))), num_nodes=N, idtype=idtype)
-
-
-def without(f):
-    gnnfast.disable()
-    try:
-        return f()
-    finally:
-        gnnfast.enable()
 
 
 def trained(g, x):
