@@ -208,13 +208,13 @@ class Measured(Held):
         return self.features
 
 
-_sightings = Sightings()
+_sightings, _tracing_state = Sightings(), torch._C._get_tracing_state
 
 
 def sighted(x: Tensor, owner: object, what: str) -> bool:
     """Whether ``owner``, a layer, used these features before. Asked first: hidden activations, which are new in every pass, have
     then cost next to nothing."""
-    if torch._C._get_tracing_state() is not None or not large(x) or x.requires_grad or x.is_inference():
+    if _tracing_state() is not None or not large(x) or x.requires_grad or x.is_inference():
         return False
     return _sightings.again(x, id(owner), what)
 

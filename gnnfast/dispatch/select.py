@@ -103,8 +103,9 @@ class Small(NamedTuple):
 # Of the messages of an aggregation on a GPU; of all that PyG's operations read and write for messages of any code; of the messages
 # of compiled models, whose kernels the compiler fuses and may replay as a CUDA graph; on a CPU, of sums of messages of any code and
 # of attention with edge features; of sums of features there over a graph that is new, or over any, where gradients in Python cost
-# more than kernels save; of dot products alone there, whose kernels win at every size, but nobody would notice where there are next
-# to no edges; and of compiled models there, where what the compiler makes of scattering is slower than kernels at every size.
+# more than kernels save; of what is kept of a graph that is new on a GPU; of dot products alone on a CPU, whose kernels win at
+# every size, but nobody would notice where there are next to no edges; and of compiled models there, where what the compiler makes
+# of scattering is slower than kernels at every size.
 # Measured beside an H200 (benchmarks/NOTES.md, "What is left alone"): a GPU of less bandwidth takes as long for fewer bytes.
 SMALL = {
     "cuda": Small(110 << 20, 45 << 20),
@@ -112,6 +113,7 @@ SMALL = {
     "compiled": Small(320 << 20, 128 << 20),
     "cpu": Small(1 << 19, 1 << 19),
     "new cpu": Small(1 << 16, 1 << 16),
+    "new cuda": Small(1 << 20, 1 << 20),
     "tiny cpu": Small(1 << 14, -1),
     "attention cpu": Small(1 << 12, 1 << 12),
     "compiled cpu": Small(-1, -1),

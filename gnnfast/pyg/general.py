@@ -34,6 +34,13 @@ SCATTER_PASSES, SOFTMAX_PASSES = 3, 14
 FEW_ON_CPU, FEW = 1 << 9, 1 << 14
 
 
+def few(edge_index: Any) -> int:
+    """Ids of an ``edge_index`` up to which nothing :func:`pays`; 0 if it is none."""
+    if type(edge_index) is not Tensor or edge_index.dim() != 2:
+        return 0
+    return 2 * ((FEW if edge_index.is_cuda else FEW_ON_CPU) - 1)
+
+
 def pays(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
     """Whether messages are so large that PyG's own path would take longer; asked in every call, before anything is looked at."""
     if type(edge_index) is not Tensor or edge_index.dim() != 2:

@@ -41,6 +41,7 @@ _methods = operator.attrgetter("message", "aggregate", "update", "message_and_ag
 # Orders round differently, which only these dtypes have the digits for.
 REORDERED = (torch.float32, torch.float64)
 _STRIDED = torch.strided
+_tracing_state = torch._C._get_tracing_state
 
 
 class Form(NamedTuple):
@@ -124,9 +125,9 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
 
 
 def _is_few(module: Any, x: Any, edge_index: Any) -> bool:
-    """Whether there is nothing to gain: on a GPU in training, of larger graphs only for sums, or where the graph is new; on a CPU
-    where it is new. ``propagate``, which PyG's own calls next, says so and need not ask again. Replays of a captured step do not
-    ask the host."""
+    """Whether there is nothing to gain: on a GPU for sums, and in training for means over a graph that is very small or new; on a
+    CPU where it is new. ``propagate``, which PyG's own calls next, says so and need not ask again. Replays of a
+    captured step do not ask the host."""
     x = x[0] if type(x) is tuple and x else x
     if type(x) is not Tensor or type(edge_index) is not Tensor:
         return False
@@ -137,16 +138,15 @@ def _is_few(module: Any, x: Any, edge_index: Any) -> bool:
         few = id(type(module)) in served and is_new_and_few(edge_index, row_bytes, module)
         left.edge_index = edge_index if few else None
         return few
-    if not torch.is_grad_enabled():
+    training, num_edges = torch.is_grad_enabled(), edge_index.shape[1]
+    # Where features get no gradient there is no pass backward, which would be the longer one.
+    moved = num_edges * row_bytes // (2 if training and not x.requires_grad else 1)
+    if not cannot_win(moved, training, settings()) or is_capturing() or torch.are_deterministic_algorithms_enabled():
         return False
-    num_edges = edge_index.shape[1]
-    moved = num_edges * row_bytes // (1 if x.requires_grad else 2)  # no pass backward, which would be the longer one
-    if not cannot_win(moved, True, settings()) or is_capturing() or torch.are_deterministic_algorithms_enabled():
-        return False
-    few = (num_edges + x.shape[0]) * row_bytes <= FEW_BYTES * relative_bandwidth()
-    means = module.__dict__.get("aggr") == "mean"
-    if means and not few and (saved_tensors_are_watched() or _met.again(edge_index, id(module))):
-        return False
+    if module.__dict__.get("aggr") == "mean":  # of which layers share what a graph is found by, and degrees
+        few = training and (num_edges + x.shape[0]) * row_bytes <= FEW_BYTES * relative_bandwidth()
+        if not few and (not training or saved_tensors_are_watched() or _met.again(edge_index, id(module))):
+            return False
     left.edge_index = edge_index
     return True
 
@@ -326,7 +326,7 @@ def _in_one(module: Any, call: _Call, first: bool) -> Tensor | None:
     if bias is not None and bias.shape != lin_weight.shape[:1]:
         return None
     if root is not None:
-        if not is_product(root):
+        if not is_product(root, type(call.lin)):
             return None
         root_weight = root._parameters.get("weight")
         if root._parameters.get("bias") is not None or not _fits(x_dst, root_weight, None) or x_dst.dtype != dtype:
@@ -376,8 +376,10 @@ def make_linear(original: FunctionType) -> Callable[..., Any]:
         if type(x) is not Tensor:
             return NotImplemented
         if x.layout is _STRIDED:
-            if x.requires_grad or not features.sighted(x, module, "product") or guards.context():
+            if x.requires_grad or _tracing_state() is not None or x.numel() < features.MIN_ELEMENTS:
                 return NotImplemented  # at once: such are most calls
+            if not features.sighted(x, module, "product") or guards.context():
+                return NotImplemented
         elif reason := guards.context() or features.unsupported(x):
             fell_back("pyg Linear", reason)
             return NotImplemented
@@ -596,7 +598,8 @@ def _is_cheaper_first(module: Any, call: _Call) -> bool:
     return True
 
 
-def is_product(lin: Any) -> bool:
-    """Whether calling ``lin`` is a product and a bias and nothing else."""
+def is_product(lin: Any, known: type | None = None) -> bool:
+    """Whether calling ``lin`` is a product and a bias and nothing else; that of a class ``known`` is, as was just asked."""
     own = lin.__dict__
-    return is_linear(type(lin)) and "forward" not in own and "_call_impl" not in own and not any(module_hooks(own))
+    as_known = type(lin) is known or is_linear(type(lin))
+    return as_known and "forward" not in own and "_call_impl" not in own and not any(module_hooks(own))

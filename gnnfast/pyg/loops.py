@@ -111,13 +111,11 @@ ROW_BYTES = 128  # of an edge with 32 features: so that sums over what is made o
 
 def _is_known(edge_index: Any) -> bool:
     """Whether an ``edge_index`` was used before, or is a copy of what is kept."""
-    if type(edge_index) is not Tensor or edge_index.layout is not torch.strided or edge_index.dtype not in INDEX_DTYPES:
+    if type(edge_index) is not Tensor or not (_sightings.again(edge_index) or cache.origin(edge_index) is not None):
+        return False  # at once, where graphs are new
+    if edge_index.layout is not torch.strided or edge_index.dtype not in INDEX_DTYPES or edge_index.dim() != 2:
         return False
-    if guards.context() or guards.operand("edge_index", edge_index) or edge_index.is_inference() or edge_index.dim() != 2:
-        return False
-    if replaced_in_loops():
-        return False
-    return _sightings.again(edge_index) or cache.origin(edge_index) is not None
+    return not (guards.context() or guards.operand("edge_index", edge_index) or edge_index.is_inference() or replaced_in_loops())
 
 
 def _made(original: FunctionType, *arguments: Any) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,11 +21,12 @@ from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_SRC
 from gnnfast.pyg import bounded, general, guards
 from gnnfast.pyg.adjacency import graph_of, running
+from gnnfast.pyg.as_written import as_written, rule_of
 from gnnfast.pyg.attention import dot_attention, is_first_and_small, is_small_transformer
 from gnnfast.pyg.layers import is_product, left
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, Message, means_relu
 from gnnfast.pyg.small import are_few, is_new_and_few, returning
-from gnnfast.pyg.verdict import COLLECT, GENERIC, Verdict, check_module, refused, served
+from gnnfast.pyg.verdict import COLLECT, GENERIC, OfClass, Verdict, check_module, refused, served
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import EXTREMA, FEATURE_DTYPES, INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
@@ -34,92 +36,125 @@ _STRIDED = torch.strided
 
 def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str = COLLECT) -> Any:
     """Stands in for the ``propagate`` that PyG generates for a class. Returns ``NotImplemented`` to let it run."""
+    quiet = _quiet.get(id(module))
+    if quiet is not None and _is_quiet(quiet, edge_index):
+        left.edge_index = None
+        fell_back(quiet.place, quiet.reason)
+        return NotImplemented if not quiet.plain or guards.context() else as_written(module, edge_index, size, kwargs, collect)
     cls = type(module)
-    if too_small(module, edge_index, kwargs):
-        return NotImplemented
+    small = too_small(module, edge_index, kwargs)
+    if small:
+        out = NotImplemented if guards.context() else as_written(module, edge_index, size, kwargs, collect)
+        ran(f"pyg {cls.__name__}", "PyG's own", small if out is NotImplemented else f"{small}: its operations alone")
+        return out
     not_now = guards.context()
-    reason = not_now or refused(cls)
+    refusal = refused(cls)
+    reason, lasts = not_now or refusal, bool(refusal)
     if not reason:
         try:
             return _propagate(module, edge_index, size, kwargs, collect)
         except Unsupported as error:
-            reason = str(error)
-    if not not_now and general.pays(module, edge_index, kwargs):
+            reason, lasts = str(error), isinstance(error, OfClass)
+    pays = not not_now and general.pays(module, edge_index, kwargs)
+    if pays:
         try:
             return general.propagate(module, edge_index, size, kwargs, reason, collect)
         except Unsupported as error:
             reason = reason if str(error) == reason else f"{reason}; {error}"
     fell_back(f"pyg {cls.__name__}", reason)
+    if lasts and not not_now and not pays:
+        _keep_quiet(module, edge_index, reason)
     return NotImplemented
 
 
-def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a call of a class that was served before has nothing to gain: PyG's own path runs, which is right whatever has become
-    of the class. Asked before anything else, since there every look at the call costs more than kernels can save."""
+class _Quiet(NamedTuple):
+    """A module whose message passing is left to PyG up to so many ``ids`` of edges on a device, for a ``reason``; ``plain``: it may
+    be :func:`as_written`."""
+
+    module: weakref.ref[Any]
+    ids: int
+    on_cuda: bool
+    place: str
+    reason: str
+    plain: bool
+
+
+# By the id of the module. What was found out about one may change, but PyG's own is always right.
+_quiet: dict[int, _Quiet] = {}
+_tracing_state = torch._C._get_tracing_state
+
+
+def _is_quiet(quiet: _Quiet, edge_index: Any) -> bool:
+    if type(edge_index) is not Tensor or _tracing_state() is not None:  # a trace would warn of the comparison
+        return False
+    return edge_index.numel() <= quiet.ids and edge_index.is_cuda is quiet.on_cuda
+
+
+def _keep_quiet(module: Any, edge_index: Any, reason: str) -> None:
+    """Remembers of a module for whose class no kernel is known that nothing more is looked at where graphs are as small as this
+    one."""
+    few, key = general.few(edge_index), id(module)
+    if few and edge_index.numel() <= few:
+        forget = weakref.ref(module, lambda _: _quiet.pop(key, None))
+        plain = rule_of(module, edge_index.is_cuda) is not None
+        _quiet[key] = _Quiet(forget, few, edge_index.is_cuda, f"pyg {type(module).__name__}", reason, plain)
+
+
+def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> str:
+    """Why a call of a class that was served before has nothing to gain: what PyG writes runs, which is right whatever has become of
+    the class. Empty if it may gain. Asked before anything else, since there every look at the call costs more than kernels save."""
     verdict, asked = served.get(id(type(module))), left.edge_index
     if asked is not None:
         left.edge_index = None
         if asked is edge_index:
-            ran(verdict.place if verdict is not None else f"pyg {type(module).__name__}", "PyG's own", "too small to gain")
-            return True
+            return "too small to gain"
     if verdict is None or type(edge_index) is not Tensor:
-        return False
+        return ""
     if not edge_index.is_cuda:
-        return _is_small_on_cpu(module, edge_index, kwargs, verdict)
+        return _small_on_cpu(module, edge_index, kwargs, verdict)
     training = torch.is_grad_enabled()
     if training and saved_tensors_are_watched():  # what was met before must not decide
-        return False
+        return ""
     if verdict.message is DOT_ATTENTION:
         edge_attr = kwargs.get("edge_attr")
         small = is_first_and_small(module, edge_index) if edge_attr is None else is_small_transformer(module, edge_index, edge_attr)
-        if not small:
-            return False
-        ran(verdict.place, "PyG's own", "too small to gain from a graph that is new")
-        return True
+        return "too small to gain from a graph that is new" if small else ""
     x = kwargs.get(verdict.message.feature)
     if type(x) is tuple:
         x = x[0]
     if type(x) is not Tensor or x.layout is not _STRIDED or (training and verdict.reduce in EXTREMA):
-        return False
+        return ""
     row = x.shape[1:]
     row_bytes = (row[0] if len(row) == 1 else row.numel()) * x.element_size()
     if not row or not cannot_win(edge_index.shape[-1] * row_bytes, training, settings()):
-        return False
-    if torch.are_deterministic_algorithms_enabled():
-        return False
-    ran(verdict.place, "PyG's own", "too small to gain")
-    return True
+        return ""
+    return "" if torch.are_deterministic_algorithms_enabled() else "too small to gain"
 
 
-def _is_small_on_cpu(module: Any, edge_index: Tensor, kwargs: dict[str, Any], verdict: Verdict) -> bool:
+def _small_on_cpu(module: Any, edge_index: Tensor, kwargs: dict[str, Any], verdict: Verdict) -> str:
     """The same on a CPU: of attention, and of a graph that is new, but for one that the layer made with its ``edge_index``."""
     if verdict.message is DOT_ATTENTION:
-        if not is_small_transformer(module, edge_index, kwargs.get("edge_attr")):
-            return False
-        ran(verdict.place, "PyG's own", "too small to gain")
-        return True
+        return "too small to gain" if is_small_transformer(module, edge_index, kwargs.get("edge_attr")) else ""
     own, passing = running.graph, running.passing is edge_index
     met = id(module) in returning and not passing
     if (met and not torch.is_grad_enabled()) or (own is not None and own.edge_index is edge_index):
-        return False
+        return ""
     x = kwargs.get(verdict.message.feature)
     x = x[0] if type(x) is tuple and x else x
     if type(x) is not Tensor or x.layout is not _STRIDED or x.dim() < 2 or edge_index.dim() != 2:
-        return False
+        return ""
     row_bytes = (x.shape[1] if x.dim() == 2 else x.numel() // (x.shape[module.node_dim] or 1)) * x.element_size()
     if verdict.reduce not in EXTREMA and are_few(edge_index, row_bytes, "tiny cpu"):
-        ran(verdict.place, "PyG's own", "too small to gain")
-        return True
+        return "too small to gain"
     weight = None if verdict.message.weight is None else kwargs.get(verdict.message.weight)
     if met or (isinstance(weight, Tensor) and weight.requires_grad):  # whose gradient is summed over features in another order
-        return False
+        return ""
     if passing:  # in several propagations, for which it would be converted
         if not are_few(edge_index, row_bytes // 4):
-            return False
+            return ""
     elif not is_new_and_few(edge_index, row_bytes, module) or cache.origin(edge_index) is not None:
-        return False
-    ran(verdict.place, "PyG's own", "too small to gain from a graph that is new")
-    return True
+        return ""
+    return "too small to gain from a graph that is new"
 
 
 def generic(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:

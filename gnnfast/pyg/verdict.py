@@ -7,6 +7,7 @@ import functools
 import inspect
 import operator
 import weakref
+from collections.abc import Iterable
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -47,6 +48,10 @@ _MOST = 4096  # verdicts that are remembered
 _verdicts: dict[tuple[int, type, str], tuple[known.Watch, weakref.ref[type]]] = {}
 
 
+class OfClass(Unsupported):
+    """No kernel is known for what a class computes, whatever it is called with."""
+
+
 class Verdict(NamedTuple):
     """What a module computes: ``reduce`` over ``message``. ``update`` holds the names that an overridden ``update()`` asks for
     besides its input; ``None``: it is PyG's. ``place`` is what the report calls it."""
@@ -57,9 +62,19 @@ class Verdict(NamedTuple):
     place: str
 
 
+class Collected(NamedTuple):
+    """How ``collect()`` finds what ``message()`` and ``update()`` ask for: ``lifted`` from nodes, each with the name of the
+    features there and whether at the end ``i``; ``given`` to ``propagate``; ``made``: it makes some."""
+
+    lifted: tuple[tuple[str, str, bool], ...]
+    given: tuple[str, ...]
+    made: bool
+
+
 class Steps(NamedTuple):
-    """What of ``collect()`` the three functions of a class ask for, by name. ``reduce``: the aggregation is PyG's own (empty: it is
-    not); ``known_aggregate``: ``aggregate()`` is. ``place`` as in :class:`Verdict`."""
+    """What of ``collect()`` the three functions of a class ask for, by name, and how it is ``collected``, if by known rules.
+    ``reduce``: the aggregation is PyG's own (empty: it is not); ``known_aggregate``: ``aggregate()`` is. ``place`` as in
+    :class:`Verdict`."""
 
     message: tuple[str, ...]
     aggregate: tuple[str, ...]
@@ -67,6 +82,7 @@ class Steps(NamedTuple):
     reduce: str
     known_aggregate: bool
     place: str
+    collected: Collected | None
 
 
 def _check_instance(module: Any, collect: str) -> None:
@@ -112,7 +128,7 @@ def check_module(module: Any, collect: str = COLLECT) -> Verdict:
     aggregation = module.__dict__["_modules"].get("aggr_module")
     kind = type(aggregation)
     if kind not in _reductions():
-        raise Unsupported(f"the aggregation is {kind.__name__}")
+        raise OfClass(f"the aggregation is {kind.__name__}")
     if not is_plain(aggregation):
         raise Unsupported("hooks are registered on the aggregation")
     key = id(cls), kind, collect
@@ -122,9 +138,14 @@ def check_module(module: Any, collect: str = COLLECT) -> Verdict:
     except AttributeError:
         raise Unsupported("a method of message passing is no plain function") from None
     if isinstance(verdict, str):
-        raise Unsupported(verdict)
+        raise OfClass(verdict)
     served[id(cls)] = verdict
     return verdict  # type: ignore[no-any-return]
+
+
+def reduction_of(module: Any) -> str | None:
+    """How the aggregation of a module reduces, if it is one of PyG's plain ones, whatever else runs."""
+    return _reductions().get(type(module.__dict__["_modules"].get("aggr_module")))
 
 
 def watch_of(module: Any) -> known.Watch:
@@ -254,7 +275,16 @@ def _judge_steps(cls: Any, kind: type, collect: str) -> Steps | str:
     if reduce and known.replaced_in_propagate(kind):
         reduce = ""
     message, aggregate, update = arguments
-    return Steps(message, aggregate, update, reduce, own, f"pyg {cls.__name__}")
+    return Steps(message, aggregate, update, reduce, own, f"pyg {cls.__name__}", _collected((*message, *update)))
+
+
+def _collected(asked: Iterable[str]) -> Collected | None:
+    names, made = dict.fromkeys(asked), {*SPECIAL, "edge_index_i", "edge_index_j", "size_i", "size_j"}
+    plain = [name for name in names if name not in made]  # in PyG's order, in which gradients are added
+    ends = ("_i", "_j")
+    lifted = tuple((name, name[:-2], name.endswith("_i")) for name in plain if name.endswith(ends))
+    given = tuple(name for name in plain if not name.endswith(ends))
+    return None if "adj_t" in names else Collected(lifted, given, not made.isdisjoint(names))
 
 
 # What a user writes, and how many of its arguments do not come from collect(): self, and what the step before has made.

@@ -13,6 +13,7 @@ from graphs import GRAPHS, relative_error
 
 import gnnfast
 from gnnfast.dispatch import select
+from gnnfast.hardware import relative_bandwidth
 
 pyg = pytest.importorskip("torch_geometric", reason="PyG is not installed")
 from torch_geometric import nn  # noqa: E402
@@ -382,7 +383,8 @@ def test_sums_of_small_graphs_are_left_alone_in_training(device, small, monkeypa
         assert is_left(layer, leaf, new()) and is_left(layer, x, new())
     assert is_left(sums, x, edge_index) and is_left(sums, x, edge_index) == on_gpu
     of_messages = edge_index.shape[1] * F * 4
-    monkeypatch.setitem(select.SMALL, "cuda", select.SMALL["cuda"]._replace(training=of_messages // 2))
+    most = 1 + round(0.75 * of_messages / relative_bandwidth())
+    monkeypatch.setitem(select.SMALL, "cuda", select.SMALL["cuda"]._replace(training=most))
     assert is_left(sums, x, edge_index) == on_gpu and not is_left(sums, leaf, edge_index)
 
 

@@ -1,0 +1,106 @@
+"""``propagate`` as PyG writes it, where no kernel saves what asking for it takes: the operations of torch that PyG runs, in its
+order, without what it does around them, which takes as long as they do on a small graph. Results have the same bits and the same
+nodes of autograd, so that nothing but the time tells which ran."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnfast.pyg.verdict import COLLECT, Steps, check_steps, reduction_of
+from gnnfast.types import INDEX_DTYPES, LINEAR
+from gnnfast.unsupported import Unsupported
+
+_STRIDED = torch.strided
+
+
+def as_written(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str = COLLECT) -> Any:
+    """What ``propagate`` returns, or raises; ``NotImplemented``: PyG's own must run. Not where :func:`guards.context` gives a
+    reason."""
+    if type(edge_index) is not Tensor or edge_index.layout is not _STRIDED or collect != COLLECT:
+        return NotImplemented
+    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in INDEX_DTYPES:
+        return NotImplemented
+    steps = rule_of(module, edge_index.is_cuda)
+    if steps is None or steps.collected is None:
+        return NotImplemented
+    collected = steps.collected
+    i, j = (1, 0) if module.flow == "source_to_target" else (0, 1)
+    sizes, ends, dim = [None, None] if size is None else [*size], edge_index.unbind(), module.node_dim
+    if len(sizes) != 2:
+        return NotImplemented
+    found: dict[str, Any] = {}
+    try:
+        for name, of_nodes, at_i in collected.lifted:
+            x, end = kwargs[of_nodes], i if at_i else j
+            if isinstance(x, (tuple, list)):
+                if len(x) != 2 or end != at_i:
+                    return NotImplemented
+                for n in (0, 1):
+                    if isinstance(x[n], Tensor) and not _has_size(sizes, n, x[n].size(dim)):
+                        return NotImplemented
+                x = x[at_i]
+            elif isinstance(x, Tensor) and not _has_size(sizes, end, x.size(dim)):
+                return NotImplemented
+            found[name] = x.index_select(dim, ends[end]) if isinstance(x, Tensor) else None
+        for name in collected.given:
+            found[name] = kwargs[name]
+    except (KeyError, IndexError, RuntimeError):  # PyG raises its own, or takes a default
+        return NotImplemented
+    index, size_i, size_j = ends[i], sizes[j] if sizes[i] is None else sizes[i], sizes[i] if sizes[j] is None else sizes[j]
+    if size_i is None:
+        return NotImplemented
+    if collected.made:
+        found |= {"edge_index": edge_index, "index": index, "edge_index_i": index, "edge_index_j": ends[j], "ptr": None}
+        found |= {"dim_size": size_i, "size_i": size_i, "size_j": size_j, "size": sizes}
+    messages = module.message(**{name: found[name] for name in steps.message})
+    out = _reduced(module, messages, index, size_i, steps.reduce)
+    return module.update(out, **{name: found[name] for name in steps.update})
+
+
+def rule_of(module: Any, on_cuda: bool) -> Steps | None:
+    """The steps of a module, if these and one reduction are all that runs, and what PyG does around them takes longer than to be
+    sure of that, as it does not beside the mean or maximum of a GPU."""
+    reduce = reduction_of(module)
+    if reduce is None or (on_cuda and reduce != "sum"):
+        return None
+    try:
+        steps = check_steps(module)
+    except Unsupported:
+        return None
+    return steps if steps.reduce and steps.collected is not None else None
+
+
+def _has_size(sizes: list[int | None], end: int, size: int) -> bool:
+    if sizes[end] is None:
+        sizes[end] = size
+    return sizes[end] == size
+
+
+def _reduced(module: Any, messages: Any, index: Tensor, num_dst: int, reduce: str) -> Any:
+    """What PyG's ``aggregate()``, with an aggregation that is a ``reduce``, makes of messages."""
+    dim, dims = module.node_dim, messages.dim() if type(messages) is Tensor else 0
+    try:
+        if dims == 2 and dim in (-2, 0) and reduce in LINEAR:
+            column = index.view(-1, 1).expand_as(messages)
+            if reduce == "sum":
+                return messages.new_zeros(num_dst, messages.size(1)).scatter_add_(0, column, messages)
+            count = messages.new_zeros(num_dst).scatter_add_(0, index, messages.new_ones(messages.size(0))).clamp(min=1)
+            out = messages.new_zeros(num_dst, messages.size(1)).scatter_add_(0, column, messages)
+            return out / count.view(-1, 1).expand_as(out)
+        if -dims <= dim < dims:
+            return _scatter()(messages, index, dim, num_dst, reduce)
+    except (IndexError, RuntimeError):  # PyG raises its own
+        pass
+    return module.aggregate(messages, index=index, ptr=None, dim_size=num_dst)
+
+
+@functools.cache
+def _scatter() -> Callable[..., Any]:
+    from torch_geometric.utils import scatter
+
+    return scatter  # type: ignore[no-any-return]
