@@ -37,6 +37,7 @@ from gnnfast.types import FEATURE_DTYPES, LINEAR
 from gnnfast.unsupported import Unsupported
 
 _OVERRIDES = ("propagate", *METHODS)
+_PLAIN = ("add", "sum", "mean", "max", "min")
 _methods = operator.attrgetter("message", "aggregate", "update", "message_and_aggregate", "forward")
 # Orders round differently, which only these dtypes have the digits for.
 REORDERED = (torch.float32, torch.float64)
@@ -138,12 +139,15 @@ def _is_few(module: Any, x: Any, edge_index: Any) -> bool:
         few = id(type(module)) in served and is_new_and_few(edge_index, row_bytes, module)
         left.edge_index = edge_index if few else None
         return few
+    aggr = module.__dict__.get("aggr")
+    if aggr not in _PLAIN:  # what PyG makes of several reductions is many operations
+        return False
     training, num_edges = torch.is_grad_enabled(), edge_index.shape[1]
     # Where features get no gradient there is no pass backward, which would be the longer one.
     moved = num_edges * row_bytes // (2 if training and not x.requires_grad else 1)
     if not cannot_win(moved, training, settings()) or is_capturing() or torch.are_deterministic_algorithms_enabled():
         return False
-    if module.__dict__.get("aggr") == "mean":  # of which layers share what a graph is found by, and degrees
+    if aggr == "mean":  # of which layers share what a graph is found by, and degrees
         few = training and (num_edges + x.shape[0]) * row_bytes <= FEW_BYTES * relative_bandwidth()
         if not few and (not training or saved_tensors_are_watched() or _met.again(edge_index, id(module))):
             return False

@@ -10,14 +10,15 @@ import torch
 from comparison import without
 from gnnfast.benchmarks import convs
 from graphs import GRAPHS, relative_error
+from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn
 
 import gnnfast
 from gnnfast.dispatch import select
 from gnnfast.pyg import as_written, general
+from gnnfast.pyg import propagate as propagate_module
 
 F = 8
-propagate_module = pytest.importorskip("gnnfast.pyg.propagate")
 
 
 @pytest.fixture(autouse=True)
@@ -229,6 +230,20 @@ def test_strict_says_so():
     layer(x, edge_index)
     with gnnfast.override(strict=True), pytest.raises(gnnfast.FallbackError, match="LEConv"):
         layer(x, edge_index)
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean"])
+def test_checkpoints(device, aggr):
+    """Between the forward pass and its repetition it is found out that no kernel is known."""
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+
+    def step():
+        leaf, layer = x.clone().requires_grad_(), Doubled(aggr=aggr)
+        checkpoint(layer, leaf, edge_index, use_reentrant=False).square().sum().backward()
+        return leaf.grad
+
+    assert torch.allclose(step(), without(step), atol=1e-4)
 
 
 def test_second_derivatives(written):
