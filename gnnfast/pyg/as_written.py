@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.pyg.verdict import COLLECT, Steps, check_steps, reduction_of
+from gnnfast.pyg.verdict import COLLECT, Steps, check_steps, is_plain, reduction_of
 from gnnfast.types import INDEX_DTYPES, LINEAR
 from gnnfast.unsupported import Unsupported
 
 _STRIDED = torch.strided
+_function_modes = torch._C._len_torch_function_stack
 
 
 def as_written(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str = COLLECT) -> Any:
@@ -24,6 +25,8 @@ def as_written(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], 
     if type(edge_index) is not Tensor or edge_index.layout is not _STRIDED or collect != COLLECT:
         return NotImplemented
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in INDEX_DTYPES:
+        return NotImplemented
+    if type(size) not in (type(None), tuple, list) or _function_modes():  # the latter would see other calls than PyG's
         return NotImplemented
     steps = rule_of(module, edge_index.is_cuda)
     if steps is None or steps.collected is None:
@@ -52,13 +55,13 @@ def as_written(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], 
     except (KeyError, IndexError, RuntimeError):  # PyG raises its own, or takes a default
         return NotImplemented
     index, size_i, size_j = ends[i], sizes[j] if sizes[i] is None else sizes[i], sizes[i] if sizes[j] is None else sizes[j]
-    if size_i is None:
+    if type(size_i) is not int:
         return NotImplemented
     if collected.made:
         found |= {"edge_index": edge_index, "index": index, "edge_index_i": index, "edge_index_j": ends[j], "ptr": None}
         found |= {"dim_size": size_i, "size_i": size_i, "size_j": size_j, "size": sizes}
-    messages = module.message(**{name: found[name] for name in steps.message})
-    out = _reduced(module, messages, index, size_i, steps.reduce)
+    # Messages are let go before update(), as in PyG.
+    out = _reduced(module, module.message(**{name: found[name] for name in steps.message}), index, size_i, steps.reduce)
     return module.update(out, **{name: found[name] for name in steps.update})
 
 
@@ -84,6 +87,8 @@ def _has_size(sizes: list[int | None], end: int, size: int) -> bool:
 def _reduced(module: Any, messages: Any, index: Tensor, num_dst: int, reduce: str) -> Any:
     """What PyG's ``aggregate()``, with an aggregation that is a ``reduce``, makes of messages."""
     dim, dims = module.node_dim, messages.dim() if type(messages) is Tensor else 0
+    if reduction_of(module) != reduce or not is_plain(module.aggr_module):  # message() has changed it
+        return module.aggregate(messages, index=index, ptr=None, dim_size=num_dst)
     try:
         if dims == 2 and dim in (-2, 0) and reduce in LINEAR:
             column = index.view(-1, 1).expand_as(messages)

@@ -191,6 +191,38 @@ def test_what_a_message_raises_is_raised_once():
     assert len(calls) == 3
 
 
+@pytest.mark.parametrize("size", [5, (4.0, 4.0), (True, True)])
+def test_sizes_that_are_none(size):
+    layer, x, edge_index = Doubled(), torch.randn(1, F), torch.zeros(2, 3, dtype=torch.int64)
+    for _ in range(2):
+        layer(x, edge_index)
+
+    def found():
+        try:
+            return layer.propagate(edge_index, x=x, size=size).tolist()
+        except Exception as error:
+            return type(error), str(error)
+
+    assert found() == without(found)
+
+
+def test_a_message_may_change_the_aggregation(written):
+    class Changing(nn.MessagePassing):
+        def forward(self, x, edge_index):
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_i, x_j):
+            self.aggr_module = nn.MaxAggregation()
+            return x_i * x_j
+
+    edge_index, n, _ = GRAPHS["random"]()
+    layer, x = Changing(aggr="sum"), torch.randn(n, F)
+    for _ in range(2):
+        layer.aggr_module = nn.SumAggregation()
+        found = layer(x, edge_index)
+    assert written and torch.equal(found, without(lambda: layer(x, edge_index)))
+
+
 def test_whoever_looks_is_seen(written, monkeypatch):
     """Hooks, and functions that were replaced."""
     edge_index, n, _ = GRAPHS["random"]()
