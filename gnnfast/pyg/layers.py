@@ -126,9 +126,9 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
 
 
 def _is_few(module: Any, x: Any, edge_index: Any) -> bool:
-    """Whether there is nothing to gain: on a GPU, but for means, which are only left in training, over a graph that is very small or
-    new; on a CPU where it is new. ``propagate``, which PyG's own calls next, says so and need not ask again. Replays of a captured
-    step do not ask the host."""
+    """Whether there is nothing to gain: on a GPU, but for means, which are only left in training, over a graph that is very small
+    or new; on a CPU where it is new. ``propagate``, which PyG's own calls next, says so and need not ask again. Replays of a
+    captured step do not ask the host."""
     x = x[0] if type(x) is tuple and x else x
     if type(x) is not Tensor or type(edge_index) is not Tensor:
         return False
