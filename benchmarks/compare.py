@@ -67,7 +67,7 @@ def changes(old: list[tables.Row], new: list[tables.Row], least: float) -> Itera
 
 
 def _spread(row: tables.Row, column: str) -> float:
-    value = row.get(f"{column.rpartition(' ')[0]} spread")
+    value = row.get(f"{column.rpartition(' ')[0].removesuffix(' fastest')} spread")
     return value if isinstance(value, float) else NO_SPREAD
 
 

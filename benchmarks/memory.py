@@ -2,6 +2,7 @@
 
     gnnfast bench memory                          peaks of each layer; on CUDA also the largest graph that fits
     gnnfast bench memory --device cuda --limit 16 --out benchmarks/results/NAME
+    gnnfast bench memory --device cuda --layers "EdgeConv MLP" --graph reddit --width 64
 
 Peaks are above what was there before the first call, which is counted with everything that gnnfast makes and keeps in it. On CUDA
 they are those of torch's allocator; on a CPU those of the resident memory of a process for each side (Linux). For the largest graph
@@ -16,6 +17,8 @@ import subprocess
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
+from torch_geometric.nn import EdgeConv
 
 import gnnfast
 from gnnfast.sides import own_process
@@ -23,8 +26,9 @@ from gnnfast.sides import own_process
 from . import convs, graphs, layers, tables, timing
 
 LAYERS = ("GCNConv", "SAGEConv", "GINConv", "GATConv", "GATv2Conv", "TransformerConv", "PNAConv")
+ALL = convs.ALL | {"EdgeConv MLP": lambda i, o: EdgeConv(nn.Sequential(nn.Linear(2 * i, o), nn.ReLU(), nn.Linear(o, o)))}
 GRAPHS = {"cpu": "computers-size", "cuda": "arxiv-size"}
-WIDTH, AVERAGE_DEGREE, FIRST_EDGES, MOST_EDGES = 128, 20, 1 << 20, 1 << 31
+AVERAGE_DEGREE, FIRST_EDGES, MOST_EDGES = 20, 1 << 20, 1 << 31
 SIDES = ("off", "on")
 
 
@@ -38,11 +42,11 @@ class Found(NamedTuple):
 class Prepared:
     """A layer with features that need a gradient, on a graph."""
 
-    def __init__(self, name: str, edge_index: torch.Tensor, nodes: int) -> None:
+    def __init__(self, name: str, width: int, edge_index: torch.Tensor, nodes: int) -> None:
         torch.manual_seed(0)
         self.edge_index = edge_index
-        self.layer = convs.ALL[name](WIDTH, WIDTH).to(edge_index.device)
-        self.x = torch.randn(nodes, WIDTH, device=edge_index.device, requires_grad=True)
+        self.layer = ALL[name](width, width).to(edge_index.device)
+        self.x = torch.randn(nodes, width, device=edge_index.device, requires_grad=True)
 
     def step(self) -> None:
         """Forward and backward."""
@@ -54,9 +58,9 @@ class Prepared:
 
 
 # ---- CPU: a process for each number ------------------------------------------------------------------------------------------
-def in_child(name: str, graph: str, side: str) -> Found:
+def in_child(name: str, width: int, graph: str, side: str) -> Found:
     """What one layer and side took."""
-    given = ("bench", "memory", "--device", "cpu", "--child", name, "--graph", graph)
+    given = ("bench", "memory", "--device", "cpu", "--child", name, "--graph", graph, "--width", str(width))
     command, environment = own_process("gnnfast.cli:main", *given, on=side == "on", flags=("-W", "ignore"))
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -64,9 +68,9 @@ def in_child(name: str, graph: str, side: str) -> Found:
     return Found(*json.loads(done.stdout.splitlines()[-1]))
 
 
-def child(name: str, graph: str) -> Found:
+def child(name: str, width: int, graph: str) -> Found:
     """What :func:`in_child` asks for, in that process."""
-    made = Prepared(name, *graphs.made(graph, torch.device("cpu")))
+    made = Prepared(name, width, *graphs.made(graph, torch.device("cpu")))
     try:
         return made.found(timing.peak_rss_gib(made.step))
     except Exception as error:
@@ -76,12 +80,12 @@ def child(name: str, graph: str) -> Found:
 
 
 # ---- CUDA --------------------------------------------------------------------------------------------------------------------
-def on_device(name: str, edge_index: torch.Tensor, nodes: int, side: str) -> Found:
+def on_device(name: str, width: int, edge_index: torch.Tensor, nodes: int, side: str) -> Found:
     """The same above the graph, features and parameters."""
     (gnnfast.enable if side == "on" else gnnfast.disable)()
     try:
         timing.clear(edge_index.device)
-        made = Prepared(name, edge_index, nodes)
+        made = Prepared(name, width, edge_index, nodes)
         return made.found(timing.peak_gib(made.step, torch.cuda.memory_allocated()))
     except torch.OutOfMemoryError:
         return Found(timing.OUT_OF_MEMORY, [])
@@ -89,7 +93,7 @@ def on_device(name: str, edge_index: torch.Tensor, nodes: int, side: str) -> Fou
         gnnfast.enable()
 
 
-def largest(name: str, device: torch.device, side: str, limit_gib: float) -> int:
+def largest(name: str, width: int, device: torch.device, side: str, limit_gib: float) -> int:
     """The most edges, of doublings, of which a step fits the limit; 0 if none does."""
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(limit_gib * 2**30 / total, 1.0), device.index)
@@ -100,7 +104,7 @@ def largest(name: str, device: torch.device, side: str, limit_gib: float) -> int
             timing.clear(device)
             nodes = edges // AVERAGE_DEGREE
             edge_index = torch.randint(0, nodes, (2, edges), device=device)
-            made = Prepared(name, edge_index, nodes)
+            made = Prepared(name, width, edge_index, nodes)
             made.step()
             torch.cuda.synchronize()
             fits, edges = edges, 2 * edges
@@ -115,12 +119,12 @@ def largest(name: str, device: torch.device, side: str, limit_gib: float) -> int
 
 
 # ---- a run -------------------------------------------------------------------------------------------------------------------
-def measure(name: str, graph: str, given: tuple[torch.Tensor, int] | None, limit_gib: float) -> tables.Row:
+def measure(name: str, width: int, graph: str, given: tuple[torch.Tensor, int] | None, limit_gib: float) -> tables.Row:
     """A layer. ``given`` is the graph on CUDA."""
-    row: tables.Row = {"layer": name, "graph": graph, "width": WIDTH}
+    row: tables.Row = {"layer": name, "graph": graph, "width": width}
     norms = []
     for side in SIDES:
-        found = in_child(name, graph, side) if given is None else on_device(name, *given, side)
+        found = in_child(name, width, graph, side) if given is None else on_device(name, width, *given, side)
         row[f"{side} GiB"] = found.peak
         norms.append(torch.tensor(found.norms))
     off, on = norms
@@ -134,7 +138,7 @@ def measure(name: str, graph: str, given: tuple[torch.Tensor, int] | None, limit
         row["off / on"] = row["off GiB"] / max(row["on GiB"], 1e-6)
     if given is not None:
         for side in SIDES:
-            row[f"{side} most edges"] = largest(name, given[0].device, side, limit_gib)
+            row[f"{side} most edges"] = largest(name, width, given[0].device, side, limit_gib)
     words = [f"{side} {tables.cell(row[f'{side} GiB'])} GiB" for side in SIDES]
     words += [f"{side} up to {row[f'{side} most edges']:,} edges" for side in SIDES if f"{side} most edges" in row]
     print(f"{name}: {', '.join(words)}", flush=True)
@@ -145,21 +149,23 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns 1 if a side failed otherwise than by want of memory, or the two differ."""
     parser = tables.make_parser("memory", __doc__)
     tables.add_device(parser)
-    parser.add_argument("--layers", nargs="+", default=LAYERS, **tables.named(convs.ALL))
-    parser.add_argument("--graph", **tables.named(graphs.OTHER_SIZES, "for the peaks, in place of the device's"))
+    parser.add_argument("--layers", nargs="+", default=LAYERS, **tables.named(ALL))
+    about = "for the peaks, in place of the device's"
+    parser.add_argument("--graph", **tables.named((*graphs.OTHER_SIZES, *graphs.LOG_NORMAL), about))
+    parser.add_argument("--width", type=int, default=128, metavar="F", help="features of a node, into a layer and out of it (128)")
     parser.add_argument("--limit", type=float, default=16.0, metavar="GiB", help="for the largest graph that fits (16)")
-    parser.add_argument("--child", choices=tuple(convs.ALL), help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=tuple(ALL), help=argparse.SUPPRESS)
     tables.add_output(parser, chart=True)
     options = parser.parse_args(arguments)
     if not options.limit > 0:
         parser.error(f"--limit must be above 0 GiB, got {options.limit:g}")
     graph = options.graph or GRAPHS[options.device]
     if options.child:
-        print(json.dumps(child(options.child, graph)))
+        print(json.dumps(child(options.child, options.width, graph)))
         return 0
     device = torch.device(options.device)
     given = graphs.made(graph, device) if device.type == "cuda" else None
-    rows = [measure(name, graph, given, options.limit) for name in options.layers]
+    rows = [measure(name, options.width, graph, given, options.limit) for name in options.layers]
     title = f"Memory of PyG layers, forward and backward, on {device.type}"
     if given is not None:
         title += f"; the largest graph of {AVERAGE_DEGREE} edges a node within {options.limit:g} GiB"

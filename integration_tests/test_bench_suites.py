@@ -86,14 +86,14 @@ def test_neighbours_are_edges_of_the_graph_and_local() -> None:
 
 # ---- memory ------------------------------------------------------------------------------------------------------------------
 def test_peaks_of_layers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    def in_this_process(name: str, graph: str, side: str) -> memory.Found:
+    def in_this_process(name: str, width: int, graph: str, side: str) -> memory.Found:
         (gnnfast.enable if side == "on" else gnnfast.disable)()
         try:
-            return memory.child(name, graph)
+            return memory.child(name, width, graph)
         finally:
             gnnfast.enable()
 
-    alone = memory.in_child("GCNConv", "tiny", "on")
+    alone = memory.in_child("GCNConv", 128, "tiny", "on")
     assert isinstance(alone.peak, float) and 0 <= alone.peak < 1 and len(alone.norms) == 3
     monkeypatch.setattr(memory, "in_child", in_this_process)
     out = tmp_path / "memory"
@@ -105,11 +105,11 @@ def test_peaks_of_layers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
 
 
 def test_sides_that_differ_have_no_ratio_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "in_child", lambda name, graph, side: memory.Found(1.0, [1.0, 2.0 + (side == "on")]))
-    row = memory.measure("GCNConv", "tiny", None, 1.0)
+    monkeypatch.setattr(memory, "in_child", lambda name, width, graph, side: memory.Found(1.0, [1.0, 2.0 + (side == "on")]))
+    row = memory.measure("GCNConv", 128, "tiny", None, 1.0)
     assert row["failed"] == "gradients differ by 0.5" and "off / on" not in row
-    monkeypatch.setattr(memory, "in_child", lambda name, graph, side: memory.Found("out of memory", []))
-    assert "failed" not in memory.measure("GCNConv", "tiny", None, 1.0)
+    monkeypatch.setattr(memory, "in_child", lambda name, width, graph, side: memory.Found("out of memory", []))
+    assert "failed" not in memory.measure("GCNConv", 128, "tiny", None, 1.0)
 
 
 def test_layers_of_every_convolution() -> None:
@@ -129,6 +129,8 @@ def test_layers_alone_on_small_graphs(device, tmp_path: Path) -> None:
     cells = [(name, mode, graph) for name in names for mode in ("training", "inference") for graph in ("same", "new")]
     assert [(r["model"], r["pass"], r["graph"]) for r in record["rows"]] == cells
     assert all(r["edges"] == 200 and r["ratio"] == r["PyG ms"] / r["gnnfast ms"] for r in record["rows"])
+    assert all(r["ratio of fastest"] == r["PyG fastest ms"] / r["gnnfast fastest ms"] for r in record["rows"])
+    assert all(r[f"{side} fastest ms"] <= r[f"{side} ms"] for r in record["rows"] for side in ("PyG", "gnnfast"))
     for line in record["summary"]:
         of = {r["model"]: r["ratio"] for r in record["rows"] if (r["pass"], r["graph"]) == (line["pass"], line["graph"])}
         assert (
@@ -209,7 +211,7 @@ def test_a_device_that_torch_does_not_have(name: str, monkeypatch: pytest.Monkey
 def test_the_largest_graph_that_fits(device) -> None:
     if device.type != "cuda":
         pytest.skip("on a CPU nothing limits a process to a part of the memory")
-    off, on = (memory.largest("GCNConv", device, side, 4.0) for side in ("off", "on"))
+    off, on = (memory.largest("GCNConv", 128, device, side, 4.0) for side in ("off", "on"))
     assert on >= off > 0 and gnnfast.is_enabled()
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gnnfast.pyg.verdict import COLLECT, Steps, check_steps, is_plain, reduction_of
-from gnnfast.types import INDEX_DTYPES, LINEAR
+from gnnfast.types import EXTREMA, INDEX_DTYPES, LINEAR
 from gnnfast.unsupported import Unsupported
 
 _STRIDED = torch.strided
@@ -28,7 +28,7 @@ def as_written(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], 
         return NotImplemented
     if type(size) not in (type(None), tuple, list) or _function_modes():  # the latter would see other calls than PyG's
         return NotImplemented
-    steps = rule_of(module, edge_index.is_cuda)
+    steps = rule_of(module, edge_index.is_cuda, torch.is_grad_enabled())
     if steps is None or steps.collected is None:
         return NotImplemented
     collected = steps.collected
@@ -65,11 +65,11 @@ def as_written(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], 
     return module.update(out, **{name: found[name] for name in steps.update})
 
 
-def rule_of(module: Any, on_cuda: bool) -> Steps | None:
+def rule_of(module: Any, on_cuda: bool, training: bool) -> Steps | None:
     """The steps of a module, if these and one reduction are all that runs, and what PyG does around them takes longer than to be
-    sure of that, as it does not beside the mean or maximum of a GPU."""
+    sure of that, as it does not beside a GPU's mean, or its maximum with a gradient."""
     reduce = reduction_of(module)
-    if reduce is None or (on_cuda and reduce != "sum"):
+    if reduce is None or (on_cuda and (reduce == "mean" or (training and reduce != "sum"))):
         return None
     try:
         steps = check_steps(module)
@@ -90,10 +90,13 @@ def _reduced(module: Any, messages: Any, index: Tensor, num_dst: int, reduce: st
     if reduction_of(module) != reduce or not is_plain(module.aggr_module):  # message() has changed it
         return module.aggregate(messages, index=index, ptr=None, dim_size=num_dst)
     try:
-        if dims == 2 and dim in (-2, 0) and reduce in LINEAR:
+        if dims == 2 and dim in (-2, 0) and (reduce in LINEAR or not messages.requires_grad):
             column = index.view(-1, 1).expand_as(messages)
             if reduce == "sum":
                 return messages.new_zeros(num_dst, messages.size(1)).scatter_add_(0, column, messages)
+            if reduce in EXTREMA:
+                zeros = messages.new_zeros(num_dst, messages.size(1))
+                return zeros.scatter_reduce_(0, column, messages, f"a{reduce}", include_self=False)
             count = messages.new_zeros(num_dst).scatter_add_(0, index, messages.new_ones(messages.size(0))).clamp(min=1)
             out = messages.new_zeros(num_dst, messages.size(1)).scatter_add_(0, column, messages)
             return out / count.view(-1, 1).expand_as(out)

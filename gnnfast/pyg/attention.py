@@ -103,6 +103,11 @@ def _is_small_gat(module: Any, edge_index: Any, edge_attr: Any) -> bool:
     return is_first_and_small(module, edge_index, False)
 
 
+def _is_small_gatv2(module: Any, edge_index: Any, edge_attr: Any) -> bool:
+    """The same for GATv2Conv, whose gradients gain over a graph that is new, too."""
+    return not torch.is_grad_enabled() and _is_small_gat(module, edge_index, edge_attr)
+
+
 class OfEdges(NamedTuple):
     """What a user gave for each edge, its ends and its features, and what of its graph is needed to use them: the ids of edges that
     are no self loops in a layer that adds these; in TransformerConv the graph from edges to where they end."""
@@ -563,7 +568,7 @@ def _is_plain(t: Any, shape: tuple[int, int], like: Tensor) -> bool:
 
 _ALPHA = Message("x", "alpha", "unsqueeze", False)
 GAT = Parts(_ALPHA, "att_src", (("lin",), ("lin_src", "lin_dst")), _gat, _check_linear_scores, _is_small_gat, takes_size=True)
-GATV2 = Parts(_ALPHA, "att", (("lin_l", "lin_r"),), _gatv2, _check_added_rows, lambda *_: False, drops_weights=True)
+GATV2 = Parts(_ALPHA, "att", (("lin_l", "lin_r"),), _gatv2, _check_added_rows, _is_small_gatv2, drops_weights=True)
 TRANSFORMER = Parts(
     DOT_ATTENTION, None, (("lin_query", "lin_key", "lin_value", "lin_skip"),), _transformer, _check_edge_rows, is_small_transformer
 )

@@ -223,10 +223,12 @@ def _probe(module: Any, message: Any, ids: Tensor) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that is free, or that torch would reuse."""
+    """Memory that is free and that this process may take, or that torch would reuse."""
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free, total = torch.cuda.mem_get_info(device)
+        reserved = torch.cuda.memory_reserved(device)
+        allowed = int(total * torch.cuda.memory.get_per_process_memory_fraction(device)) - reserved
+        return min(free, allowed) + reserved - torch.cuda.memory_allocated(device)
     try:
         with open("/proc/meminfo") as file:
             return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable"))

@@ -96,7 +96,7 @@ def _keep_quiet(module: Any, edge_index: Any, reason: str) -> None:
     few, key = general.few(edge_index), id(module)
     if few and edge_index.numel() <= few:
         forget = weakref.ref(module, lambda _: _quiet.pop(key, None))
-        plain = rule_of(module, edge_index.is_cuda) is not None
+        plain = rule_of(module, edge_index.is_cuda, False) is not None
         _quiet[key] = _Quiet(forget, few, edge_index.is_cuda, f"pyg {type(module).__name__}", reason, plain)
 
 
@@ -124,11 +124,18 @@ def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> str:
         x = x[0]
     if type(x) is not Tensor or x.layout is not _STRIDED or (training and verdict.reduce in EXTREMA):
         return ""
-    row = x.shape[1:]
-    row_bytes = (row[0] if len(row) == 1 else row.numel()) * x.element_size()
-    if not row or not cannot_win(edge_index.shape[-1] * row_bytes, training, settings()):
+    if x.dim() < 2:
+        return ""
+    row_bytes = (x.shape[1] if x.dim() == 2 else _row(module, x)) * x.element_size()
+    if not cannot_win(edge_index.shape[-1] * row_bytes, training, settings()):
         return ""
     return "" if torch.are_deterministic_algorithms_enabled() else "too small to gain"
+
+
+def _row(module: Any, x: Tensor) -> int:
+    """The numbers of a node, whichever dimension is that of nodes."""
+    dim, dims = module.node_dim, x.dim()
+    return x.numel() // (x.shape[dim] or 1) if -dims <= dim < dims else x.numel()
 
 
 def _small_on_cpu(module: Any, edge_index: Tensor, kwargs: dict[str, Any], verdict: Verdict) -> str:
@@ -143,7 +150,7 @@ def _small_on_cpu(module: Any, edge_index: Tensor, kwargs: dict[str, Any], verdi
     x = x[0] if type(x) is tuple and x else x
     if type(x) is not Tensor or x.layout is not _STRIDED or x.dim() < 2 or edge_index.dim() != 2:
         return ""
-    row_bytes = (x.shape[1] if x.dim() == 2 else x.numel() // (x.shape[module.node_dim] or 1)) * x.element_size()
+    row_bytes = (x.shape[1] if x.dim() == 2 else _row(module, x)) * x.element_size()
     if verdict.reduce not in EXTREMA and are_few(edge_index, row_bytes, "tiny cpu"):
         return "too small to gain"
     weight = None if verdict.message.weight is None else kwargs.get(verdict.message.weight)

@@ -90,6 +90,32 @@ def test_user_layers(device, written, graph, aggr):
     assert ("Written" in written) == (device.type == "cpu" or aggr == "sum")
 
 
+@pytest.mark.parametrize("graph", ["random", "no_edges", "isolated", "hub"])
+@pytest.mark.parametrize("aggr", ["max", "min"])
+def test_extrema_in_inference(device, written, graph, aggr):
+    """Without a gradient PyG runs the same operation on both devices."""
+    edge_index, *sizes = GRAPHS[graph]()
+    x, edge_index = torch.randn(max(sizes), F, device=device), edge_index.to(device)
+    layer = nn.EdgeConv(torch.nn.Linear(2 * F, 5), aggr=aggr).to(device)
+    with torch.no_grad():
+        for _ in range(3):
+            found = layer(x, edge_index)
+        assert written and torch.equal(found, without(lambda: layer(x, edge_index)))
+
+
+def test_nodes_along_any_dimension(device):
+    """ARMAConv's features are ``[K, N, F]``."""
+    edge_index, n, _ = GRAPHS["random"]()
+    layer, x = nn.ARMAConv(F, 5, num_stacks=2).to(device), torch.randn(n, F, device=device)
+    with torch.no_grad():
+        layer(x, edge_index.to(device))
+        gnnfast.clear_report()
+        layer(x, edge_index.to(device))
+        expected = without(lambda: layer(x, edge_index.to(device)))
+    ran = {kernel for place, kernel, _ in gnnfast.report().kernels if place == "pyg ARMAConv"}
+    assert ran == {"PyG's own"} and relative_error(layer(x, edge_index.to(device)), expected) < 1e-6
+
+
 @pytest.mark.parametrize("name", [name for name in convs.ALL if name != "SuperGATConv"])  # which draws by Python's generator
 def test_every_layer(device, written, name):
     edge_index, n, _ = GRAPHS["random"]()

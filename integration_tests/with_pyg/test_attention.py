@@ -859,6 +859,22 @@ def test_weights_of_fa_and_what_is_wrong_with_them(device):
     assert _same(lambda: nn.FAConv(F, normalize=False).to(device)(x, x, edge_index))
 
 
+@pytest.mark.parametrize("make", [nn.GATConv, nn.GATv2Conv])
+def test_small_graphs_that_are_new_are_left_with_edge_features(make, device, small):
+    layer, x = make(F, 5, edge_dim=3).to(device).eval(), torch.randn(30, F, device=device)
+    edge_index, attr = torch.randint(0, 30, (2, 200), device=device), torch.randn(200, 3, device=device)
+    ran = []
+    with torch.no_grad():
+        for _ in range(3):
+            gnnfast.clear_report()
+            found = layer(x, edge_index, attr)
+            ran.append("PyG's own" in {kernel for _, kernel, _ in gnnfast.report().kernels})
+        gnnfast.disable()
+        assert relative_error(found, layer(x, edge_index, attr)) < 1e-5
+        gnnfast.enable()
+    assert ran == [device.type == "cuda", False, False]
+
+
 # ---- TransformerConv with edge features ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("width", [3, 7])  # narrower than a head, and wider
 @pytest.mark.parametrize("options", TRANSFORMERS)

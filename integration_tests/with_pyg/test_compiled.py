@@ -669,6 +669,7 @@ def test_what_is_small_is_the_compilers(name, device, monkeypatch):
     """As when it was traced: other sizes compile nothing again. Self loops of attention, for which PyG's own waits, are always served."""
     bound = select.Small(2000 * F * 4, 2000 * F * 4)
     monkeypatch.setattr(select, "SMALL", select.SMALL | {"compiled": bound, "compiled cpu": bound})
+    monkeypatch.setattr(select, "relative_bandwidth", lambda: 1.0)  # of which the bound is
     layer, x = LAYERS[name]().to(device), torch.randn(30, F, device=device)
     for sizes in ((200, 100, 20_000, 30_000), (20_000, 30_000, 200, 100)):
         torch._dynamo.reset()

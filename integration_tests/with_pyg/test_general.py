@@ -602,6 +602,21 @@ def test_memory_does_not_grow_with_the_edges(monkeypatch):
     assert peaks[1] < messages / 2 and peaks[1] < 3 * peaks[0]
 
 
+def test_a_limit_of_the_process_counts():
+    if not torch.cuda.is_available():
+        pytest.skip("torch limits the memory of a process on a GPU only")
+    device = torch.device("cuda", torch.cuda.current_device())
+    unlimited, total = bounded.free_bytes(device), torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction(0.1)
+    try:
+        limited = bounded.free_bytes(device)
+        kept = torch.empty(64 << 20, dtype=torch.uint8, device=device)
+        assert 0 < limited <= 0.1 * total < unlimited
+        assert bounded.free_bytes(device) <= limited - kept.nbytes
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
 def test_taken_where_messages_would_not_fit(device, monkeypatch):
     layer, inputs = layer_of("EdgeConv", device), arguments("EdgeConv", "random", device)
     monkeypatch.setattr(bounded, "FEWEST", 1)
