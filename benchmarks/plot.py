@@ -12,6 +12,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from .timing import OUT_OF_MEMORY
+
 # A record drawn twice gives the same file; text stays text.
 plt.rcParams |= {"svg.hashsalt": "gnnfast", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 9}
 PEER = ("best peer / gnnfast", "cuSPARSE / gnnfast", "MKL / gnnfast")
@@ -76,11 +78,20 @@ def _panel(axis: Axes, rows: list[dict[str, Any]], names: list[str], widths: lis
     axis.spines[["top", "right"]].set_visible(False)
 
 
+def _words(row: dict[str, Any], ratio: float | None) -> str:
+    """What a bar says; where one side did not fit there is none, but the words."""
+    if ratio:
+        return f"{ratio:.2g}x"
+    sides = {column.split()[0] for column, value in row.items() if value == OUT_OF_MEMORY}
+    return " and ".join(f"{OUT_OF_MEMORY} {'with' if side == 'on' else 'without'} gnnfast" for side in sorted(sides))
+
+
 def bars(record: dict[str, Any], path: str, ratio: str, label: str) -> str:
-    """Draws a ratio of each row as a bar, a panel for each group and graph. Returns a line that says what became of it."""
+    """Draws a ratio of each row as a bar, or that a side ran out of memory, a panel for each group and graph. Returns a line that
+    says what became of it."""
     panels: dict[str, list[dict[str, Any]]] = {}
     for row in record["rows"]:
-        if row.get(ratio):
+        if row.get(ratio) or OUT_OF_MEMORY in row.values():
             panels.setdefault(f"{row.get('group', '')}, {row['graph']}", []).append(row)
     if not panels:
         return f"no chart: no row has {ratio}"
@@ -90,9 +101,10 @@ def bars(record: dict[str, Any], path: str, ratio: str, label: str) -> str:
     size = 3.8 * columns, (0.3 * most + 0.8) * lines + 0.6
     figure, axes = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
     for axis, (title, rows) in zip(axes.flat, panels.items()):
-        names, values = [row["model"] for row in rows][::-1], [row[ratio] for row in rows][::-1]
+        names, values = [row["model"] for row in rows][::-1], [row.get(ratio) or 0.0 for row in rows][::-1]
         drawn = axis.barh(names, values, color=["#31688e" if v >= 1 else "#d1495b" for v in values], height=0.65)
-        axis.bar_label(drawn, fmt="{:.2g}x", padding=3, fontsize=8)
+        for text in axis.bar_label(drawn, [_words(row, row.get(ratio)) for row in rows][::-1], padding=3, fontsize=8):
+            text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.6})  # over the line at 1
         axis.axvline(1, color="black", linewidth=0.8)
         axis.set_xlim(0, 1.18 * max(*values, 1.0))
         axis.set_title(title, loc="left", fontsize=9)

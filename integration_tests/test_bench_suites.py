@@ -361,3 +361,14 @@ def test_charts_of_sampling_are_drawn_again(tmp_path: Path) -> None:
     assert main(["bench", "sampled", "--from", str(tmp_path / "r.json")]) == 0
     drawn = (tmp_path / "r.svg").read_text()
     assert "edges a node, at most" in drawn and "random" in drawn and "times as fast" in drawn
+
+
+@needs_matplotlib
+def test_a_side_that_did_not_fit_is_in_the_chart(tmp_path: Path) -> None:
+    rows = [{"group": "PyG, full", "graph": "g", "model": model} for model in ("GCN", "GAT", "GIN")]
+    rows[0] |= {"off ms": 4.0, "on ms": 1.0, "off / on": 4.0}
+    rows[1] |= {"off ms": "out of memory", "on ms": 1.0}
+    rows[2] |= {"failed": "losses differ"}
+    train.draw({"title": "t", "environment": {}, "summary": {}, "rows": rows}, str(tmp_path / "r.svg"))
+    drawn = (tmp_path / "r.svg").read_text()
+    assert ">4x<" in drawn and "out of memory without gnnfast" in drawn and "GAT" in drawn and "GIN" not in drawn

@@ -90,16 +90,18 @@ def _reduced(module: Any, messages: Any, index: Tensor, num_dst: int, reduce: st
     if reduction_of(module) != reduce or not is_plain(module.aggr_module):  # message() has changed it
         return module.aggregate(messages, index=index, ptr=None, dim_size=num_dst)
     try:
-        if dims == 2 and dim in (-2, 0) and (reduce in LINEAR or not messages.requires_grad):
-            column = index.view(-1, 1).expand_as(messages)
-            if reduce == "sum":
-                return messages.new_zeros(num_dst, messages.size(1)).scatter_add_(0, column, messages)
+        if dims and -dims <= dim < dims and (reduce in LINEAR or not messages.requires_grad):
+            dim %= dims
+            shape, trailing = messages.shape, (1,) * (dims - dim - 1)
+            column = index.view(-1, *trailing).expand_as(messages)
+            out = messages.new_zeros(*shape[:dim], num_dst, *shape[dim + 1 :])
             if reduce in EXTREMA:
-                zeros = messages.new_zeros(num_dst, messages.size(1))
-                return zeros.scatter_reduce_(0, column, messages, f"a{reduce}", include_self=False)
-            count = messages.new_zeros(num_dst).scatter_add_(0, index, messages.new_ones(messages.size(0))).clamp(min=1)
-            out = messages.new_zeros(num_dst, messages.size(1)).scatter_add_(0, column, messages)
-            return out / count.view(-1, 1).expand_as(out)
+                return out.scatter_reduce_(dim, column, messages, f"a{reduce}", include_self=False)
+            if reduce == "sum":
+                return out.scatter_add_(dim, column, messages)
+            count = messages.new_zeros(num_dst).scatter_add_(0, index, messages.new_ones(shape[dim])).clamp(min=1)
+            out = out.scatter_add_(dim, column, messages)
+            return out / count.view(-1, *trailing).expand_as(out)
         if -dims <= dim < dims:
             return _scatter()(messages, index, dim, num_dst, reduce)
     except (IndexError, RuntimeError):  # PyG raises its own
