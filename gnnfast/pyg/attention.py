@@ -77,6 +77,8 @@ def _is_small(module: Any, edge_index: Any, training: bool | None = None, of_cpu
     """Whether a layer meets a graph that is so small that several kernels cost more than they save."""
     if type(edge_index) is not Tensor or edge_index.dim() != 2:
         return False
+    if edge_index.is_cuda and torch.are_deterministic_algorithms_enabled():  # PyG's scatter raises, or is slow
+        return False
     training = torch.is_grad_enabled() if training is None else training
     nbytes = edge_index.shape[1] * module.heads * module.out_channels * 4
     return cannot_win(nbytes, training, settings(), "cuda" if edge_index.is_cuda else of_cpu)
