@@ -137,7 +137,7 @@ CONVERT_IN_A_STEP = 0.2
 # On a CPU, milliseconds by which an element takes longer over COO than over CSR, an edge as much as 20 more elements, and that
 # converting a graph takes: for each EDGES_ON_CPU as much as for the host alone.
 SCATTER_ON_CPU, CONVERT_ON_CPU, EDGES_ON_CPU = 0.25e-6, 0.02, 2500
-# As many times as long it takes for a maximum or minimum: 6,000 edges, 16 features, SAGEConv 500 us over COO and 242 over CSR.
+# How many times as long maxima and minima take there: 6,000 edges, 16 features, SAGEConv 500 us over COO and 242 over CSR.
 EXTREMA_ON_CPU = 2
 
 
