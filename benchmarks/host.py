@@ -15,10 +15,8 @@ those of many steps, waited for once. Waits and launches are of one step on CUDA
 from __future__ import annotations
 
 import argparse
+import functools
 import os
-import pickle
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,14 +28,13 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GINEConv, P
 
 import gnnfast
 from gnnfast.cache import cache
-from gnnfast.sides import own_process
 
-from . import convs, graphs, host_dgl, tables, timing
+from . import convs, graphs, host_dgl, processes, tables, timing
 
 FANOUTS = (15, 10, 5)
 REAL = ("cora", "citeseer", "amazon-photo", "amazon-computers", "tolokers")
 SIZES = {"molecules": (32, 128, 1024), "samples": (128, 1024), "full": REAL}
-SIZES |= {"dgl molecules": SIZES["molecules"], "dgl samples": SIZES["samples"], "layers": (200, 2000)}
+SIZES |= {"dgl molecules": SIZES["molecules"], "dgl samples": SIZES["samples"], "layers": (200, 600, 2000, 6000, 20000, 60000)}
 MODELS: dict[str, tuple[str, ...]] = {
     "dgl molecules": ("GIN", "GraphConv", "SAGE", "GAT", "GATv2"),
     "dgl samples": ("GraphConv", "SAGE", "GIN", "GAT", "GATv2"),
@@ -277,45 +274,6 @@ class Here:
 KEPT_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_TOP_PAD_": str(1 << 26)}
 
 
-class Apart:
-    """A process in which gnnfast is on, or off."""
-
-    def __init__(self, device: str, on: bool) -> None:
-        given = ("bench", "host", "--device", device, "--serve")
-        command, environment = own_process("gnnfast.cli:main", *given, on=on, flags=("-W", "ignore"))
-        self._process = subprocess.Popen(command, env=environment | KEPT_MEMORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-    def ask(self, what: str, *arguments: Any) -> Any:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        pickle.dump((what, *arguments), self._process.stdin)
-        self._process.stdin.flush()
-        try:
-            found = pickle.load(self._process.stdout)
-        except EOFError:
-            raise SystemExit("gnnfast bench host: one of its processes ended") from None
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-
-def serve(device: torch.device) -> int:
-    """What :class:`Apart` runs: answers until nobody asks any more."""
-    asked, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what others print
-    measured = _Measured(device)
-    while True:
-        try:
-            what, *arguments = pickle.load(asked)
-        except EOFError:
-            return 0
-        try:
-            found = getattr(measured, what)(*arguments)
-        except Exception as error:
-            found = RuntimeError(f"{type(error).__name__}: {error}")
-        pickle.dump(found, answers)
-        answers.flush()
-
-
 class _Measured:
     """What is done when asked."""
 
@@ -449,7 +407,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     device, rows = torch.device(options.device), []
     if options.serve:
-        return serve(device)
+        return processes.serve(_Measured(device))
     if host_dgl.missing():
         print(f"gnnfast bench host: {host_dgl.missing()}; without its side")
         options.groups = [g for g in options.groups if g not in host_dgl.WORK]
@@ -461,9 +419,18 @@ def main(arguments: list[str] | None = None) -> int:
     wanted = list(cells(options))
     if not wanted:
         parser.error(f"nothing to measure: --groups {' '.join(options.groups)} has none of these --sizes and --models")
-    workers = {on: (Apart if options.apart else Here)(options.device, on) for on in (False, True)}
+    apart = ("host", "--device", options.device, "--serve")
+    make = (
+        functools.partial(processes.Apart, *apart, variables=KEPT_MEMORY)
+        if options.apart
+        else functools.partial(Here, options.device)
+    )
+    workers = {on: make(on=on) for on in (False, True)}
     for cell in wanted:
-        row = measure(cell, workers, options)
+        try:
+            row = measure(cell, workers, options)
+        except processes.Ended as ended:
+            raise SystemExit(f"gnnfast bench host: {ended}") from None
         rows.append(row)
         sides = row["sides"].split(" / ")
         times = ", ".join(f"{side} {row[f'{side} ms']:.3g} ms" for side in sides)

@@ -12,8 +12,9 @@ import argparse
 import copy
 import functools
 import gc
+import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 import gnnfast
 from gnnfast.cache import cache
 
-from . import graphs, host, tables, timing
+from . import graphs, host, processes, tables, timing
 from .convs import ALL, LAYERS, served
 
 UNTIL_SETTLED = 20  # steps, after which gnnfast has the schedules of a graph that is used again and again
@@ -61,12 +62,19 @@ class Graph(NamedTuple):
     repeats: int | None = None
 
 
-def measure(name: str, graph: Graph, compiled: bool = False) -> dict[str, Any]:
+def make(name: str, graph: Graph) -> tuple[torch.nn.Module, Tensor]:
+    """A layer and its features."""
+    device = graph.edge_index.device
+    torch.manual_seed(0)
+    x = torch.randn(graph.nodes, graph.widths[0], device=device, requires_grad=graph.x_grad)
+    return ALL[name](*graph.widths).to(device), x
+
+
+def measure(name: str, graph: Graph, compiled: dict[str, float]) -> dict[str, Any]:
+    """The row of a layer; ``compiled`` are the columns of PyG's under torch.compile."""
     edge_index, (width_in, width_out), repeats = graph.edge_index, graph.widths, graph.repeats
     device = edge_index.device
-    torch.manual_seed(0)
-    x = torch.randn(graph.nodes, width_in, device=device, requires_grad=graph.x_grad)
-    made = ALL[name](width_in, width_out).to(device)
+    made, x = make(name, graph)
     cuda = device.type == "cuda"
     row: dict[str, Any] = {"layer": name, "served": served(name), "graph": graph.name, "edges": edge_index.shape[1]}
     row |= {"in": width_in, "out": width_out, "gradient of x": "yes" if graph.x_grad else "no"}
@@ -96,10 +104,8 @@ def measure(name: str, graph: Graph, compiled: bool = False) -> dict[str, Any]:
     calls = {label: functools.partial(step, layer, x, edge_index) for label, layer in layers.items()}
     for label, found in timing.in_turn(calls, switch, device, repeats).items():
         row |= found.columns(label)
-    switch("PyG")
-    if compiled:
-        row |= _compiled(layers["PyG"], x, edge_index, repeats, results["PyG"])
     switch("gnnfast")
+    row |= compiled
     # The floor: what of the layer is not message passing, which no aggregation kernel can speed up.
     row["layer without edges ms"] = timing.median_ms(lambda: step(layer, x, edge_index[:, :0]), device, repeats)
     row["PyG / gnnfast"] = row["PyG ms"] / row["gnnfast ms"]
@@ -110,28 +116,69 @@ def measure(name: str, graph: Graph, compiled: bool = False) -> dict[str, Any]:
     return row
 
 
-def _compiled(layer: torch.nn.Module, x: Tensor, edge_index: Tensor, repeats: int | None, expected: list[Tensor]) -> dict[str, Any]:
-    """The columns of PyG's own layer under torch.compile; empty where that fails, or has other gradients than ``expected``."""
-    torch._dynamo.reset()
-    call = torch.compile(layer)
-    try:
-        error = difference(gradients(call, x, edge_index), expected)
+class Compiled:
+    """PyG's own layers under torch.compile, in a process without gnnfast: what is compiled may make a GPU fail, and with it all
+    that runs in the process after it (torch 2.11: GATConv of several heads reads from a misaligned address)."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._arguments = ("layers", "--device", options.device, "--serve", *(["--all"] if options.all else []))
+        self._arguments += ("--graphs", *options.graphs) if options.graphs else ()
+        self._process: processes.Apart | None = None
+
+    def columns(self, name: str, nth: int) -> dict[str, float]:
+        """Those of a layer on the ``nth`` graph; empty where that fails, or has other gradients than PyG's uncompiled."""
+        self._process = self._process or processes.Apart(*self._arguments, on=False)
+        try:
+            return self._process.ask("columns", name, nth)  # type: ignore[no-any-return]
+        except RuntimeError as failed:
+            print(f"PyG's {name} under torch.compile: {failed}", file=sys.stderr)
+            self._process.end()
+            self._process = None
+            return {}
+
+
+class _Measured:
+    """What the process of :class:`Compiled` does when asked."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options, self._at, self._graph = options, -1, None
+
+    def columns(self, name: str, nth: int) -> dict[str, float]:
+        device = torch.device(self._options.device)
+        if self._at != nth:
+            self._at, self._graph = nth, next(itertools.islice(graphs_for(self._options, device), nth, None))
+        layer, x = make(name, self._graph)
+        torch._dynamo.reset()
+        call, edge_index = torch.compile(layer), self._graph.edge_index
+        error = difference(gradients(call, x, edge_index), gradients(layer, x, edge_index))
         if not error < TOLERANCE:
             raise ValueError(f"gradients differ by {error:.2g}")
-        return timing.sample(lambda: step(call, x, edge_index), edge_index.device, repeats).columns("PyG compiled")
-    except Exception as failed:
-        print(f"torch.compile: {type(failed).__name__}: {str(failed).partition(chr(10))[0]}", file=sys.stderr)
-        return {}
+        return timing.sample(lambda: step(call, x, edge_index), device, self._graph.repeats).columns("PyG compiled")
+
+
+def _arxiv(name: str, device: torch.device) -> Graph:
+    rowptr, col = graphs.community_order(name, device)
+    return Graph(name, graphs.to_edge_index(rowptr, col), rowptr.numel() - 1, (128, 128), True, 4)
+
+
+def _molecules(name: str, device: torch.device) -> Graph:
+    batch = host.molecules(int(name.split()[0]), device)
+    return Graph(name, batch.edge_index, batch.x.shape[0], (64, 64), True)
+
+
+# Those of all convolutions on a GPU.
+ON_CUDA: dict[str, Callable[[str, torch.device], Graph]] = {
+    "arxiv": _arxiv,
+    "pubmed-size": lambda name, device: Graph(name, *graphs.made(name, device), (64, 64), True),
+    "128 molecules": _molecules,
+}
 
 
 def graphs_for(options: argparse.Namespace, device: torch.device) -> Iterator[Graph]:
     cuda = device.type == "cuda"
-    if cuda and options.all and options.graphs is None:
-        rowptr, col = graphs.community_order("arxiv", device)
-        yield Graph("arxiv", graphs.to_edge_index(rowptr, col), rowptr.numel() - 1, (128, 128), True, 4)
-        yield Graph("pubmed-size", *graphs.made("pubmed-size", device), (64, 64), True)
-        batch = host.molecules(128, device)
-        yield Graph("128 molecules", batch.edge_index, batch.x.shape[0], (64, 64), True)
+    if cuda and options.all and set(options.graphs or ON_CUDA) <= set(ON_CUDA):
+        for name in options.graphs or ON_CUDA:
+            yield ON_CUDA[name](name, device)
     elif cuda and options.graphs is None:
         rowptr, col = graphs.random_order("reddit", device)
         edge_index, nodes = graphs.to_edge_index(rowptr, col), rowptr.numel() - 1
@@ -169,19 +216,23 @@ def main(arguments: list[str] | None = None) -> int:
     tables.add_device(parser)
     parser.add_argument("--layers", nargs="*", **tables.named(ALL))
     parser.add_argument("--all", action="store_true", help="every convolution of PyG that needs nothing but torch")
-    about = "real ones; if not given, on a CPU those at hand, on a GPU large ones"
-    parser.add_argument("--graphs", nargs="*", **tables.named(graphs.REAL, about))
+    about = "the last ones with --all on a GPU; if not given, on a CPU the real ones at hand, on a GPU large ones"
+    parser.add_argument("--graphs", nargs="*", **tables.named(dict.fromkeys([*graphs.REAL, *ON_CUDA]), about))
     parser.add_argument("--compiled", action="store_true", help="PyG under torch.compile, too")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     tables.add_output(parser)
     options = parser.parse_args(arguments)
     device, rows = torch.device(options.device), []
+    if options.serve:
+        return processes.serve(_Measured(options))
     names = options.layers or list(ALL if options.all else LAYERS if device.type == "cpu" else ["GCNConv"])
     title = f"PyG layers, forward and backward, on {options.device}"
-    for graph in graphs_for(options, device):
+    compiled = Compiled(options) if options.compiled else None
+    for nth, graph in enumerate(graphs_for(options, device)):
         for name in names:
             # Without parameters a model's first layer has no gradients.
             if graph.x_grad or any(True for _ in ALL[name](*graph.widths).parameters()):
-                rows.append(measure(name, graph, options.compiled))
+                rows.append(measure(name, graph, compiled.columns(name, nth) if compiled else {}))
                 if options.out:
                     tables.save(tables.make_record(title, device, rows, summarise(rows)), options.out)
     tables.write(options, title, rows, device, summarise(rows))

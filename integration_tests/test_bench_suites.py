@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
 import json
@@ -18,9 +19,9 @@ from gnnfast.cli import benchmarks, main
 
 pytest.importorskip("torch_geometric", reason="PyG is not installed")
 PACKAGE = benchmarks().__name__
-compare, compiled, convs, layers, memory, page, sampled, script, tables, timing, train = (
-    importlib.import_module(f"{PACKAGE}.{name}")
-    for name in ("compare", "compiled", "convs", "layers", "memory", "page", "sampled", "script", "tables", "timing", "train")
+MODULES = "compare, compiled, convs, layers, memory, page, processes, sampled, script, tables, timing, train"
+compare, compiled, convs, layers, memory, page, processes, sampled, script, tables, timing, train = (
+    importlib.import_module(f"{PACKAGE}.{name}") for name in MODULES.split(", ")
 )
 needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
 
@@ -372,3 +373,15 @@ def test_a_side_that_did_not_fit_is_in_the_chart(tmp_path: Path) -> None:
     train.draw({"title": "t", "environment": {}, "summary": {}, "rows": rows}, str(tmp_path / "r.svg"))
     drawn = (tmp_path / "r.svg").read_text()
     assert ">4x<" in drawn and "out of memory without gnnfast" in drawn and "GAT" in drawn and "GIN" not in drawn
+
+
+def test_a_process_that_ends_is_one_cell(capfd) -> None:
+    """What is compiled may make a GPU fail, and with it the process."""
+    compiled = layers.Compiled(argparse.Namespace(device="cpu", all=False, graphs=None))
+    compiled._process = processes.Apart("layers", "--device", "cpu", "--serve", on=False)
+    with pytest.raises(RuntimeError, match="AttributeError"):
+        compiled._process.ask("nothing of that name")
+    compiled._process._process.kill()
+    assert compiled.columns("GCNConv", 0) == {}
+    assert "PyG's GCNConv under torch.compile: the process that measures it ended" in capfd.readouterr().err
+    assert compiled._process is None

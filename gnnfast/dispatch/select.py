@@ -103,10 +103,10 @@ class Small(NamedTuple):
 
 # Of the messages of an aggregation on a GPU; of all that PyG's operations read and write for messages of any code; of the messages
 # of compiled models, whose kernels the compiler fuses and may replay as a CUDA graph; on a CPU, of sums of messages of any code and
-# of attention with edge features; there, over a graph that is new, of sums of features, and of maxima and minima, whose kernel
-# over COO is slow; of what is kept of a graph that is new on a GPU; on a CPU, of sums over any graph, where gradients in Python
-# cost more than kernels save; of dot products alone there, whose kernels win at every size, but nobody would notice where there are
-# next to no edges; and of compiled models there, where what the compiler makes of scattering is slower than kernels at every size.
+# of attention with edge features; there, over a graph that is new, of features; of what is kept of a graph that is new on a GPU; on
+# a CPU, of sums over any graph, where gradients in Python cost more than kernels save; of dot products alone there, whose kernels
+# win at every size, but nobody would notice where there are next to no edges; and of compiled models there, where what the compiler
+# makes of scattering is slower than kernels at every size.
 # Measured beside an H200 (benchmarks/NOTES.md, "What is left alone"): a GPU of less bandwidth takes as long for fewer bytes.
 SMALL = {
     "cuda": Small(110 << 20, 45 << 20),
@@ -114,7 +114,6 @@ SMALL = {
     "compiled": Small(320 << 20, 128 << 20),
     "cpu": Small(1 << 19, 1 << 19),
     "new cpu": Small(1 << 16, 1 << 16),
-    "new extrema cpu": Small(1 << 16, 3 << 18),
     "new cuda": Small(1 << 20, 1 << 20),
     "tiny cpu": Small(1 << 14, -1),
     "attention cpu": Small(1 << 12, 1 << 12),
@@ -134,11 +133,10 @@ FEW_BYTES = 1 << 24
 # of SAGE 0.82 and 0.53, though the device takes longer over COO.
 CONVERT_IN_A_STEP = 0.2
 
-# On a CPU, milliseconds by which an element takes longer over COO than over CSR, an edge as much as 20 more elements, and that
-# converting a graph takes: for each EDGES_ON_CPU as much as for the host alone.
-SCATTER_ON_CPU, CONVERT_ON_CPU, EDGES_ON_CPU = 0.25e-6, 0.02, 2500
-# How many times as long maxima and minima take there: 6,000 edges, 16 features, SAGEConv 500 us over COO and 242 over CSR.
-EXTREMA_ON_CPU = 2
+# On a CPU, milliseconds by which an element takes longer over COO than over CSR, an edge as much as 25 more elements, and that
+# converting a graph takes: for each EDGES_ON_CPU as much as for the host alone. 12,000 edges, one thread: sums of 16 features 36 us
+# longer, of 64 61, of 100 105; maxima 44, 100, 147; converting 66.
+SCATTER_ON_CPU, CONVERT_ON_CPU, EDGES_ON_CPU = 0.07e-6, 0.022, 5000
 
 
 def cannot_win(nbytes: int, training: bool, settings: Settings, where: str = "cuda") -> bool:
@@ -164,7 +162,7 @@ def select(graph: Statistics, request: Request, settings: Settings) -> Choice:
     if graph.capturing:
         return Choice("gas", "a CUDA graph is being captured, and nothing can be converted")
     if graph.device == "cpu":
-        slower = graph.num_edges * (request.width + 20) * SCATTER_ON_CPU * (EXTREMA_ON_CPU if request.reduce in EXTREMA else 1)
+        slower = graph.num_edges * (request.width + 25) * SCATTER_ON_CPU
         converting = CONVERT_ON_CPU * (1 + graph.num_edges / EDGES_ON_CPU)
         if graph.regret + slower < converting:
             return Choice("gas", "on a CPU converting takes longer than scattering so far", slower, converting - slower)

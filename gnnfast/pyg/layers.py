@@ -136,7 +136,7 @@ def _is_few(module: Any, x: Any, edge_index: Any) -> bool:
         return False
     row_bytes = x.shape[1] * x.element_size()
     if not x.is_cuda:
-        few = id(type(module)) in served and is_new_and_few(edge_index, row_bytes, module, module.__dict__.get("aggr"))
+        few = id(type(module)) in served and is_new_and_few(edge_index, row_bytes, module)
         left.edge_index = edge_index if few else None
         return few
     aggr = module.__dict__.get("aggr")

@@ -159,7 +159,7 @@ def _small_on_cpu(module: Any, edge_index: Tensor, kwargs: dict[str, Any], verdi
     if passing:  # in several propagations, for which it would be converted
         if not are_few(edge_index, row_bytes // 4):
             return ""
-    elif not is_new_and_few(edge_index, row_bytes, module, verdict.reduce) or cache.origin(edge_index) is not None:
+    elif not is_new_and_few(edge_index, row_bytes, module) or cache.origin(edge_index) is not None:
         return ""
     return "too small to gain from a graph that is new"
 

@@ -15,7 +15,6 @@ from gnnfast.config import settings
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.pyg import guards
-from gnnfast.types import EXTREMA
 
 _met = Sightings()
 # Layers that have met a graph twice, by their id: in two passes, or several times in one.
@@ -30,11 +29,11 @@ def are_few(edge_index: Tensor, row_bytes: int, where: str = "new cpu") -> bool:
     return cannot_win(edge_index.size(1) * row_bytes, torch.is_grad_enabled(), settings(), where)
 
 
-def is_new_and_few(edge_index: Tensor, row_bytes: int, owner: object, reduce: object) -> bool:
-    """Whether a layer ``owner``, to which so far each graph was new, meets a new one of few bytes to ``reduce``. What was met
-    before must not decide in checkpointing."""
-    key, where = id(owner), "new extrema cpu" if reduce in EXTREMA else "new cpu"
-    if key in returning or not are_few(edge_index, row_bytes, where) or (torch.is_grad_enabled() and saved_tensors_are_watched()):
+def is_new_and_few(edge_index: Tensor, row_bytes: int, owner: object) -> bool:
+    """Whether a layer ``owner``, to which so far each graph was new, meets a new one of few bytes. What was met before must not
+    decide in checkpointing."""
+    key = id(owner)
+    if key in returning or not are_few(edge_index, row_bytes) or (torch.is_grad_enabled() and saved_tensors_are_watched()):
         return False
     if not _met.again(edge_index, key):
         return True

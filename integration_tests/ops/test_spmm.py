@@ -58,10 +58,17 @@ def test_widths_and_dtypes(reduce, weight, dtype, shape, kernel, device):
         assert error <= framework * 1.05 + 1e-6  # never worse than the framework's own
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean"])
-def test_cpu_equals_sequential_sum_bit_for_bit(reduce):
-    edge_index, graph, x, w = _inputs("random", (1, 33), "scalar", torch.float32, torch.device("cpu"))
-    assert torch.equal(gnnfast.spmm(graph, x, w, reduce), reference_spmm(edge_index, graph.num_dst, x, w, reduce))
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("width", [3, 8, 33, 100])
+@pytest.mark.parametrize("weight", [None, "scalar"])
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_cpu_equals_a_sequential_reduction_bit_for_bit(reduce, weight, width, kernel):
+    """Of more edges than are picked at a time, and by more threads than one."""
+    edge_index = torch.stack([torch.randint(300, (5000,)), torch.randint(200, (5000,))])
+    x, w = torch.randn(300, 1, width), torch.randn(5000) if weight else None
+    with gnnfast.override(kernel=kernel):
+        out = gnnfast.spmm(Graph.from_edge_index(edge_index, (300, 250)), x, w, reduce)  # of which 50 rows have no edge
+    assert torch.equal(out, reference_spmm(edge_index, 250, x, w, reduce))
 
 
 # Heads of whole vectors, of half ones, and rows of more than fit the registers, for each instruction set.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import warnings
 
 import pytest
@@ -104,17 +103,6 @@ def test_graphs_are_served_from_the_second_call_on(make):
     assert not is_left(lambda: layer(x, edges))
     assert not is_left(lambda: layer(x, edge_index.clone()))  # a layer that meets graphs again is served on each
     assert is_left(lambda: make()(x, edge_index))
-
-
-def test_maxima_are_left_up_to_more_bytes_in_inference():
-    """Their kernel over COO is slow."""
-    layer = nn.SAGEConv(16, 5, aggr="max")
-    for edges, left in ((6_000, True), (14_000, False)):
-        x, edge_index = torch.randn(200, 16), torch.randint(0, 200, (2, edges))
-        layer(x, edge_index)  # known to be served
-        with torch.no_grad():
-            assert is_left(functools.partial(layer, x, edge_index.clone())) == left
-        assert not is_left(functools.partial(layer, x, edge_index.clone()))
 
 
 def test_changed_edges_are_new():

@@ -212,6 +212,8 @@ inline void for_blocks(int64_t width, const F& block) {
   int64_t f = 0;
   for (; f + N * L <= width; f += N * L) block(Int<L>{}, Int<N>{}, f);
   for (; f + L <= width; f += L) block(Int<L>{}, Int<1>{}, f);
+  if constexpr (L > 8)
+    for (; f + 8 <= width; f += 8) block(Int<8>{}, Int<1>{}, f);
   if constexpr (L > 4)
     for (; f + 4 <= width; f += 4) block(Int<4>{}, Int<1>{}, f);
   for (; f < width; ++f) block(Int<1>{}, Int<1>{}, f);
