@@ -13,6 +13,7 @@ import copy
 import functools
 import gc
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from torch import Tensor
 import gnnfast
 from gnnfast.cache import cache
 
-from . import graphs, host, processes, tables, timing
+from . import graphs, host, peers, processes, tables, timing
 from .convs import ALL, LAYERS, served
 
 UNTIL_SETTLED = 20  # steps, after which gnnfast has the schedules of a graph that is used again and again
@@ -70,8 +71,8 @@ def make(name: str, graph: Graph) -> tuple[torch.nn.Module, Tensor]:
     return ALL[name](*graph.widths).to(device), x
 
 
-def measure(name: str, graph: Graph, compiled: dict[str, float]) -> dict[str, Any]:
-    """The row of a layer; ``compiled`` are the columns of PyG's under torch.compile."""
+def measure(name: str, graph: Graph, *compiled: dict[str, float]) -> dict[str, Any]:
+    """The row of a layer; ``compiled`` are its columns under torch.compile."""
     edge_index, (width_in, width_out), repeats = graph.edge_index, graph.widths, graph.repeats
     device = edge_index.device
     made, x = make(name, graph)
@@ -105,55 +106,100 @@ def measure(name: str, graph: Graph, compiled: dict[str, float]) -> dict[str, An
     for label, found in timing.in_turn(calls, switch, device, repeats).items():
         row |= found.columns(label)
     switch("gnnfast")
-    row |= compiled
+    for columns in compiled:
+        row |= columns
     # The floor: what of the layer is not message passing, which no aggregation kernel can speed up.
     row["layer without edges ms"] = timing.median_ms(lambda: step(layer, x, edge_index[:, :0]), device, repeats)
     row["PyG / gnnfast"] = row["PyG ms"] / row["gnnfast ms"]
     if "PyG compiled ms" in row:
         row["PyG compiled / gnnfast"] = row["PyG compiled ms"] / row["gnnfast ms"]
+        if "gnnfast compiled ms" in row:
+            row["PyG compiled / gnnfast compiled"] = row["PyG compiled ms"] / row["gnnfast compiled ms"]
     sizes = f"{graph.name} {name} {width_in} -> {width_out}"
     print(f"{sizes}: PyG {row['PyG ms']:.3g} ms, gnnfast {row['gnnfast ms']:.3g} ms", file=sys.stderr, flush=True)
     return row
 
 
-class Compiled:
-    """PyG's own layers under torch.compile, in a process without gnnfast: what is compiled may make a GPU fail, and with it all
-    that runs in the process after it (torch 2.11: GATConv of several heads reads from a misaligned address)."""
+PROCESSES = 8  # of each side, in which layers are compiled at the same time; they are measured one after the other
 
-    def __init__(self, options: argparse.Namespace) -> None:
+
+class Compiled:
+    """Layers under torch.compile, with gnnfast or without, in processes of their own: what is compiled may make a GPU fail, and
+    with it all that runs in the process after it (torch 2.11: PyG's GATConv of several heads reads from a misaligned address)."""
+
+    def __init__(self, options: argparse.Namespace, on: bool) -> None:
+        self.side, self._on = "gnnfast" if on else "PyG", on
         self._arguments = ("layers", "--device", options.device, "--serve", *(["--all"] if options.all else []))
         self._arguments += ("--graphs", *options.graphs) if options.graphs else ()
-        self._process: processes.Apart | None = None
+        self._processes: list[processes.Apart] = []
+        self._of: dict[str, processes.Apart] = {}
 
-    def columns(self, name: str, nth: int) -> dict[str, float]:
-        """Those of a layer on the ``nth`` graph; empty where that fails, or has other gradients than PyG's uncompiled."""
-        self._process = self._process or processes.Apart(*self._arguments, on=False)
+    def prepare(self, names: list[str], nth: int) -> None:
+        """Compiles layers on the ``nth`` graph, and no others any more."""
+        for process in self._processes:
+            process.end()
+        count = max(min(PROCESSES, (os.cpu_count() or 1) // 2, len(names)), 1)
+        self._processes = [self._start() for _ in range(count)]
+        self._of = {name: self._processes[i % count] for i, name in enumerate(names)}
+        for name, process in self._of.items():
+            process.send("prepare", name, nth)
+        for name in names:
+            try:
+                self._of[name].answer()
+            except processes.Ended:  # by what another layer did: by itself
+                self._of[name].end()
+                self._of[name] = self._start()
+                self._processes.append(self._of[name])
+                self._try(name, "prepare", name, nth)
+            except RuntimeError as failed:
+                self._fail(name, failed)
+
+    def columns(self, name: str) -> dict[str, float]:
+        """Those of a layer; empty where it could not be compiled, or has other gradients than PyG's uncompiled."""
+        return self._try(name, "time", name) or {} if name in self._of else {}
+
+    def _start(self) -> processes.Apart:
+        return processes.Apart(*self._arguments, on=self._on)
+
+    def _try(self, name: str, *asked: Any) -> Any:
         try:
-            return self._process.ask("columns", name, nth)  # type: ignore[no-any-return]
+            return self._of[name].ask(*asked)
         except RuntimeError as failed:
-            print(f"PyG's {name} under torch.compile: {failed}", file=sys.stderr)
-            self._process.end()
-            self._process = None
-            return {}
+            self._fail(name, failed)
+
+    def _fail(self, name: str, failed: Exception) -> None:
+        print(f"{self.side}, {name} under torch.compile: {failed}", file=sys.stderr)
+        del self._of[name]
 
 
 class _Measured:
-    """What the process of :class:`Compiled` does when asked."""
+    """What a process of :class:`Compiled` does when asked."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self._options, self._at, self._graph = options, -1, None
+        self._options, self._graph = options, None
+        self._steps: dict[str, Callable[[], None]] = {}
+        torch._dynamo.config.recompile_limit = len(ALL)  # many layers share a forward of this benchmark
 
-    def columns(self, name: str, nth: int) -> dict[str, float]:
+    def prepare(self, name: str, nth: int) -> None:
         device = torch.device(self._options.device)
-        if self._at != nth:
-            self._at, self._graph = nth, next(itertools.islice(graphs_for(self._options, device), nth, None))
+        self._graph = self._graph or next(itertools.islice(graphs_for(self._options, device), nth, None))
         layer, x = make(name, self._graph)
-        torch._dynamo.reset()
         call, edge_index = torch.compile(layer), self._graph.edge_index
-        error = difference(gradients(call, x, edge_index), gradients(layer, x, edge_index))
+        with peers.without_gnnfast():
+            expected = gradients(layer, x, edge_index)
+        try:
+            error = difference(gradients(call, x, edge_index), expected)
+        except Exception as failed:
+            if "CUDA error" in str(failed):  # nothing works in this process any more
+                os._exit(1)
+            raise
         if not error < TOLERANCE:
             raise ValueError(f"gradients differ by {error:.2g}")
-        return timing.sample(lambda: step(call, x, edge_index), device, self._graph.repeats).columns("PyG compiled")
+        self._steps[name] = functools.partial(step, call, x, edge_index)
+
+    def time(self, name: str) -> dict[str, float]:
+        found = timing.sample(self._steps[name], torch.device(self._options.device), self._graph.repeats)
+        return found.columns(f"{'gnnfast' if gnnfast.is_enabled() else 'PyG'} compiled")
 
 
 def _arxiv(name: str, device: torch.device) -> Graph:
@@ -203,7 +249,7 @@ def summarise(rows: list[tables.Row]) -> list[tables.Row]:
     found = []
     for (graph, kind), of_kind in kinds.items():
         line: tables.Row = {"graph": graph, "served": kind, "layers": len(of_kind)}
-        for ratio in ("PyG / gnnfast", "PyG compiled / gnnfast"):
+        for ratio in ("PyG / gnnfast", "PyG compiled / gnnfast", "PyG compiled / gnnfast compiled"):
             if ratios := [(row[ratio], row["layer"]) for row in of_kind if ratio in row]:
                 least, layer = min(ratios)
                 line |= {ratio: timing.geometric_mean(value for value, _ in ratios), f"least {ratio}": f"{least:.2f}, {layer}"}
@@ -218,7 +264,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="every convolution of PyG that needs nothing but torch")
     about = "the last ones with --all on a GPU; if not given, on a CPU the real ones at hand, on a GPU large ones"
     parser.add_argument("--graphs", nargs="*", **tables.named(dict.fromkeys([*graphs.REAL, *ON_CUDA]), about))
-    parser.add_argument("--compiled", action="store_true", help="PyG under torch.compile, too")
+    parser.add_argument("--compiled", action="store_true", help="both sides under torch.compile, too")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     tables.add_output(parser)
     options = parser.parse_args(arguments)
@@ -227,14 +273,16 @@ def main(arguments: list[str] | None = None) -> int:
         return processes.serve(_Measured(options))
     names = options.layers or list(ALL if options.all else LAYERS if device.type == "cpu" else ["GCNConv"])
     title = f"PyG layers, forward and backward, on {options.device}"
-    compiled = Compiled(options) if options.compiled else None
+    compiled = [Compiled(options, on) for on in (False, True)] if options.compiled else []
     for nth, graph in enumerate(graphs_for(options, device)):
-        for name in names:
-            # Without parameters a model's first layer has no gradients.
-            if graph.x_grad or any(True for _ in ALL[name](*graph.widths).parameters()):
-                rows.append(measure(name, graph, compiled.columns(name, nth) if compiled else {}))
-                if options.out:
-                    tables.save(tables.make_record(title, device, rows, summarise(rows)), options.out)
+        # Without parameters a model's first layer has no gradients.
+        of_graph = [name for name in names if graph.x_grad or any(True for _ in ALL[name](*graph.widths).parameters())]
+        for side in compiled:
+            side.prepare(of_graph, nth)
+        for name in of_graph:
+            rows.append(measure(name, graph, *(side.columns(name) for side in compiled)))
+            if options.out:
+                tables.save(tables.make_record(title, device, rows, summarise(rows)), options.out)
     tables.write(options, title, rows, device, summarise(rows))
     return 0
 

@@ -26,12 +26,23 @@ class Apart:
 
     def ask(self, what: str, *arguments: Any) -> Any:
         """What a method of what is served returns. Raises RuntimeError for what it raises, and Ended."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        self.send(what, *arguments)
+        return self.answer()
+
+    def send(self, what: str, *arguments: Any) -> None:
+        """Asks without waiting; each has an answer."""
+        assert self._process.stdin is not None
         try:
             pickle.dump((what, *arguments), self._process.stdin)
             self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # there will be no answer
+
+    def answer(self) -> Any:
+        assert self._process.stdout is not None
+        try:
             found = pickle.load(self._process.stdout)
-        except (EOFError, BrokenPipeError):
+        except EOFError:
             raise Ended("the process that measures it ended") from None
         if isinstance(found, Exception):
             raise found
@@ -39,7 +50,7 @@ class Apart:
 
     def end(self) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
 
 
 def serve(measured: Any) -> int:

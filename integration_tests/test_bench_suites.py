@@ -376,12 +376,14 @@ def test_a_side_that_did_not_fit_is_in_the_chart(tmp_path: Path) -> None:
 
 
 def test_a_process_that_ends_is_one_cell(capfd) -> None:
-    """What is compiled may make a GPU fail, and with it the process."""
-    compiled = layers.Compiled(argparse.Namespace(device="cpu", all=False, graphs=None))
-    compiled._process = processes.Apart("layers", "--device", "cpu", "--serve", on=False)
+    """What is compiled may make a GPU fail, and with it the process: other layers are compiled by another."""
+    compiled = layers.Compiled(argparse.Namespace(device="cpu", all=False, graphs=None), on=False)
+    process = compiled._start()
     with pytest.raises(RuntimeError, match="AttributeError"):
-        compiled._process.ask("nothing of that name")
-    compiled._process._process.kill()
-    assert compiled.columns("GCNConv", 0) == {}
-    assert "PyG's GCNConv under torch.compile: the process that measures it ended" in capfd.readouterr().err
-    assert compiled._process is None
+        process.ask("nothing of that name")
+    process.end()
+    with pytest.raises(processes.Ended):
+        process.ask("time", "GCNConv")
+    compiled._of["GCNConv"] = process
+    assert compiled.columns("GCNConv") == {} and compiled.columns("GCNConv") == {}
+    assert capfd.readouterr().err.count("PyG, GCNConv under torch.compile: the process that measures it ended") == 1
