@@ -22,6 +22,7 @@ if _native.cpu.loaded:
     from gnnfast.ops.attention import MOST_DROP_HEADS, held_width, kept_scale
     from gnnfast.ops.edge_softmax import EDGE_SOFTMAX
     from gnnfast.ops.layer import Coo, Formats
+    from gnnfast.ops.multi_reduce import MULTI_REDUCE
     from gnnfast.ops.spmm import ALONE, SPMM, SPMM_MAX, over_degree, run
     from gnnfast.ops.spmm_coo import SPMM_COO
 
@@ -235,6 +236,28 @@ def edge_relu_gradients(graph: Graph, kept: Tensor, grad: Tensor, of_edges: bool
     """The gradients of ``x`` and, if they are asked for, ``of_edges``."""
     args = graph.args(True, grad.shape[1] * grad.element_size()).transposed
     return run(_ops.edge_relu_backward.default, *args, kept, grad.contiguous(), of_edges)  # type: ignore[no-any-return]
+
+
+def reductions(
+    graph: Graph, x: Tensor, shift: Tensor | None, kinds: list[int], train: bool, place: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The reductions ``kinds`` of ``x[src] + shift[dst]`` side by side, as :func:`gnnfast.dispatch.several.reduce_shifted`, and
+    what the backward pass wants if ``train``."""
+    if graph.is_cuda:
+        ids.check()
+    count(graph, place, "several reductions", "over CSR, each neighbour is read once", x.nbytes)
+    args, shift = graph.args(train, x.shape[1] * x.element_size()), None if shift is None else shift.contiguous()
+    return run(_ops.multi_reduce.default, *args, x.contiguous(), shift, kinds, train)  # type: ignore[no-any-return]
+
+
+def reductions_gradients(
+    graph: Graph, grad: Tensor, kept: tuple[Tensor | None, ...], kinds: list[int], needs: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of ``x`` and ``shift``, as far as ``needs`` asks for them; ``kept`` are these two and the results."""
+    x, *rest = (None if t is None else t.contiguous() for t in kept)
+    assert x is not None
+    args, ctx = graph.args(True, x.shape[1] * x.element_size()), SimpleNamespace(kinds=kinds, train=True)
+    return MULTI_REDUCE.backward(ctx, args, (x, *rest), needs, grad.contiguous())[:2]  # type: ignore[return-value]
 
 
 def serves_attention(like: Tensor, heads: int, features: int, dropout: float) -> bool:

@@ -25,7 +25,7 @@ _NAMES = {number: name for name, number in KINDS.items()}
 LEAST = 1e-5  # variances of which PyG takes no root
 
 
-def _sizes(kinds: list[int]) -> tuple[int, int, int]:
+def sizes(kinds: list[int]) -> tuple[int, int, int]:
     """Rows of ``kept``, ``ties`` and ``shares`` for a node (reduce_layout in plugin_src/multi_reduce/multi_reduce.h)."""
     names = {_NAMES[kind] for kind in kinds}
     squares, extrema = bool(names & {"var", "std"}), len(names & set(EXTREMA))
@@ -35,7 +35,7 @@ def _sizes(kinds: list[int]) -> tuple[int, int, int]:
 @torch.library.register_fake("gnnfast::multi_reduce")
 def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     graph, (x, _, kinds, train) = split(args)
-    kept, ties, _ = _sizes(kinds)
+    kept, ties, _ = sizes(kinds)
     rows, width = graph.num_rows, x.shape[1]
     saved = rows if train else 0
     return (
@@ -48,7 +48,7 @@ def _(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
 @torch.library.register_fake("gnnfast::multi_reduce_shares")
 def _(rowptr: Tensor, grad: Tensor, out: Any, kept: Any, ties: Any, kinds: list[int], need_shift: bool) -> tuple[Tensor, Tensor]:
     rows, width = grad.shape[0], grad.shape[1] // len(kinds)
-    return grad.new_empty(rows, _sizes(kinds)[2] * width), grad.new_empty(rows if need_shift else 0, width)
+    return grad.new_empty(rows, sizes(kinds)[2] * width), grad.new_empty(rows if need_shift else 0, width)
 
 
 @torch.library.register_fake("gnnfast::multi_reduce_backward")

@@ -64,10 +64,10 @@ def graph_of(edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) ->
         raise Unsupported(f"invalid input: {error}") from None
 
 
-def incidence_of(edge_index: Tensor, graph: Graph) -> Graph:
+def incidence_of(edge_index: Tensor, graph: Graph, to_target: bool) -> Graph:
     """The graph that carries the features of the edges of a ``graph`` to where they end (:meth:`Graph.incidence`): kept with the
     ``edge_index``. Raises Unsupported."""
-    key = "incidence", graph.num_src, graph.num_dst
+    key = "incidence", *key_of(graph.num_src, graph.num_dst, to_target)
     if guards.capturing(edge_index.device):
         found = cache.find((edge_index,), key)
         if found is None:

@@ -304,7 +304,7 @@ def _of_edges(parts: Parts, module: Any, edge_index: Tensor, edge_attr: Tensor, 
     """Edge features and what they are used with. Raises Unsupported."""
     if parts.message is not DOT_ATTENTION:
         return OfEdges(edge_index, edge_attr, kept_edges(edge_index) if module.add_self_loops else None)
-    found = incidence_of(edge_index, graph)
+    found = incidence_of(edge_index, graph, True)
     found.args(csc=torch.is_grad_enabled())
     return OfEdges(edge_index, edge_attr, found)
 

@@ -28,13 +28,14 @@ from gnnfast.dispatch.select import Layer, cannot_win, linear_first
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import attention as eager
 from gnnfast.pyg import compiled_ops as ops
+from gnnfast.pyg import pna
 from gnnfast.pyg.layers import GCN, GRAPH, REORDERED, SAGE, SG, Form, is_product, parts_of
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, means_relu
 from gnnfast.pyg.norm import keeps_to_itself
 from gnnfast.pyg.propagate import weight_of
 from gnnfast.pyg.verdict import check_module
 from gnnfast.reporting import fell_back, ran
-from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, LINEAR
+from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, KINDS, LINEAR
 from gnnfast.unsupported import Unsupported
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -57,12 +58,12 @@ class Traced(NamedTuple):
 
 
 class _State(threading.local):
-    """``frame`` is the one of :func:`_ask`, while its question is answered; ``small`` a layer whose few edges PyG normalises, until
-    it calls ``propagate`` with them."""
+    """``frame`` is the one of :func:`_ask`, while its question is answered; ``said`` a layer of which it is said why PyG's forward
+    runs, until it calls ``propagate``."""
 
     frame: Any = None
     answer: Any = None
-    small: Any = None
+    said: Any = None
 
 
 _state = _State()
@@ -246,9 +247,17 @@ def _left(module: Any, reason: str) -> None:
     fell_back(f"pyg {type(module).__name__}", f"compiled: {reason}")
 
 
+def _leave_small(module: Any) -> None:
+    ran(f"pyg {type(module).__name__}", *TOO_SMALL)
+    _state.said = module
+
+
 def _message(module: Any, *_: Any) -> Any:
     """The names of features and weights, what update() asks for, and where the ReLU of a sum is aggregated the linear layer of what
     is added (empty: there is none); ``None`` if PyG's own must run."""
+    said, _state.said = _state.said is module, None
+    if said:
+        return None
     try:
         reason = _context()
         if reason:
@@ -271,12 +280,8 @@ def _plan(
     module: Any, edge_index: Any, x: Any, x_dst: Any, weight: Any, passed: bool, of_src: Any, of_dst: Any
 ) -> tuple[Any, ...] | None:
     """The reduction, whether there are weights per head, whether these are constant, and the place of the report."""
-    small, _state.small = _state.small is module, None
     try:
         verdict = check_module(module)
-        if small:
-            ran(verdict.place, *TOO_SMALL)
-            return None
         message = verdict.message
         dim = _check_sizes(module, edge_index, x, x_dst, of_src, of_dst)
         per_head = False
@@ -390,8 +395,9 @@ def _only_propagates(edge_index: Any, weight: Any, dtype: Any, loops: bool) -> b
         return None
     widths = [own for name in ("in_channels", "out_channels") if type(own := getattr(module, name, None)) is int]
     if _is_small(edge_index, max(widths, default=USUAL_WIDTH), dtype, LOOPED_TIMES if loops else 1):
-        _state.small = module if loops else None
-        return None  # propagate says so
+        if loops:
+            _leave_small(module)
+        return None
     return constant if constant or reduce == "sum" else None
 
 
@@ -662,6 +668,81 @@ def _transformer(module: Any, x: Any, pair: Any, edge_attr: Any, dropout: float,
     return eager.finish_transformer(module, out, pair[1], False)
 
 
+# ---- PNAConv -----------------------------------------------------------------------------------------------------------------
+# As many times as a sum's do what the compiler makes of statistics move rows of edges.
+STATISTICS_TIMES = {"max": EXTREMUM_TIMES, "min": EXTREMUM_TIMES, "var": 2, "std": 2}
+
+
+def make_pna_conv(original: FunctionType) -> Callable[..., Any]:
+    """What is traced for the ``forward(x, edge_index, edge_attr)`` of PNAConv."""
+    return _pna_conv(class_of(original))
+
+
+@functools.cache
+def _pna_conv(known: Any) -> Callable[..., Any]:
+    def question(*things: Any) -> Any:
+        return _look_at_pna(known, *things)
+
+    def forward(module: Any, x: Any, edge_index: Any, edge_attr: Any) -> Any:
+        if not torch.compiler.is_dynamo_compiling():
+            return NotImplemented
+        options = module.towers, module.divide_input, tuple(module.aggr_module.scaler), *_parts(module)
+        plan = _ask(question, module, x, edge_index, edge_attr, *options)
+        if plan is None:
+            return NotImplemented
+        kinds, place = plan
+        nodes, to_target = x.shape[0], module.flow == "source_to_target"
+        edges, of_kinds = (edge_index, nodes, nodes, to_target, "given", place), [KINDS[kind] for kind in kinds]
+
+        def reduce(to_src: Tensor, to_dst: Tensor, of_edges: Any) -> Tensor:
+            if of_edges is None:
+                return ops.REDUCTIONS(to_src, to_dst, of_kinds, _needs_grad(to_src, to_dst), *edges)[0]  # type: ignore[no-any-return]
+            messages = of_edges + _gather(to_src, edges)
+            at = *edges[:4], "incidence", place
+            return ops.REDUCTIONS(messages, to_dst, of_kinds, _needs_grad(messages, to_dst), *at)[0]  # type: ignore[no-any-return]
+
+        degree = ops.DEGREE(*edges).to(x.dtype).unsqueeze(1)
+        parts = pna.parts_of(module, edge_attr is not None, kinds)
+        of_nodes = lambda least: degree if least is None else torch.log(degree.clamp(min=least) + 1)  # noqa: E731
+        return pna.forward(module, parts, x, edge_attr, reduce, of_nodes)
+
+    return forward
+
+
+def _look_at_pna(known: Any, module: Any, x: Any, edge_index: Any, edge_attr: Any, *_: Any) -> tuple[tuple[str, ...], str] | None:
+    """The kinds of statistics, and the place of the report; ``None`` if PyG's own must run."""
+    try:
+        reason = _context()
+        if reason:
+            raise Unsupported(reason)
+        parts = pna.check_layer(known, module, edge_attr is not None)
+        _check_edges(edge_index)
+        of_edges = () if edge_attr is None else (edge_attr,)
+        for t in (x, *of_edges):
+            _check_operand("x or edge_attr", t, edge_index)
+        if any(type(t) not in _PLAIN for t in pna.tensors_of(module, parts)):
+            raise Unsupported("a parameter is no plain tensor")
+        pna.check_shapes(module, parts, x.fake, edge_index.fake, *(t.fake for t in of_edges) if of_edges else (None,))
+        if of_edges:
+            pna.check_memory(module, _hint(edge_index.fake.shape[1]), x.fake)
+    except Unsupported as error:
+        _left(module, str(error))
+        _state.said = module
+        return None
+    times = sum(STATISTICS_TIMES.get(kind, 1) for kind in parts.kinds)
+    if _is_small(edge_index, module.towers * module.F_in, x.fake.dtype, times):
+        _leave_small(module)
+        return None
+    return parts.kinds, f"pyg {known.__name__}"
+
+
+def _gather(x: Tensor, edges: Any) -> Tensor:
+    """``x [N, F]`` at the sources of edges: the edges' incidence with them, transposed, so that the gradient is a sum."""
+    edge_index, num_src, num_dst, to_target, _, place = edges
+    of_sources = edge_index, num_dst, num_src, not to_target, "incidence", place
+    return ops.SPMM(x, None, False, False, _needs_grad(x), True, *of_sources)  # type: ignore[no-any-return]
+
+
 TRACED: dict[str, Callable[[FunctionType], Callable[..., Any]]] = {
     "MessagePassing.propagate": lambda _: propagate,
     "gcn_norm": make_gcn_norm,
@@ -671,5 +752,6 @@ TRACED: dict[str, Callable[[FunctionType], Callable[..., Any]]] = {
     "GraphConv.forward": make_layer(GRAPH),
     "GATConv.forward": _make_attention(eager.GAT, _gat),
     "GATv2Conv.forward": _make_attention(eager.GATV2, _gatv2),
+    "PNAConv.forward": make_pna_conv,
     "TransformerConv.forward": _make_attention(eager.TRANSFORMER, _transformer),
 }

@@ -20,6 +20,7 @@ from gnnfast.cache import note_variable
 from gnnfast.dispatch import execute, passes
 from gnnfast.graph import Graph
 from gnnfast.ops.edge_relu import kept_unit
+from gnnfast.ops.multi_reduce import sizes as reduce_sizes
 from gnnfast.pyg.adjacency import graph_of, incidence_of
 from gnnfast.pyg.attention import looped_graph, others, with_loops
 from gnnfast.pyg.loops import kept_edges
@@ -58,7 +59,7 @@ class Edges(NamedTuple):
         if self.form in ("looped", "listed"):
             return self.looped[0]
         graph = graph_of(self.edge_index, self.num_src, self.num_dst, self.to_target)
-        return incidence_of(self.edge_index, graph) if self.form == "incidence" else graph
+        return incidence_of(self.edge_index, graph, self.to_target) if self.form == "incidence" else graph
 
     @property
     def sources(self) -> int:
@@ -83,7 +84,7 @@ _EDGES = "Tensor edge_index, SymInt num_src, SymInt num_dst, bool to_target, str
 
 
 def _op(name: str, arguments: str, results: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    _library.define(f"{name}({arguments}, {_EDGES}) -> {results}", tags=_TAGS)
+    _library.define(f"{name}({arguments}{', ' if arguments else ''}{_EDGES}) -> {results}", tags=_TAGS)
 
     def run(*given: Any) -> Any:
         with torch.no_grad():
@@ -354,6 +355,84 @@ def _must_train(train: bool, op: Any) -> None:
 
 _differentiate(EXTREMUM, _extremum_keep, _extremum_gradient)
 _once(EXTREMUM_BACKWARD)
+
+
+# ---- several reductions ------------------------------------------------------------------------------------------------------
+# edge_index_reductions(x [N, F], shift [M, F], kinds, train, edges) -> [M, K F], and what the backward pass wants
+# edge_index_reductions_backward(grad, x, shift, out, kept, ties, kinds, to_x, to_shift, edges) -> both gradients, empty if not
+#     asked for
+# edge_index_degree(edges) -> int32 [M]
+
+
+def _reductions(x: Tensor, shift: Tensor, kinds: list[int], train: bool, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    edges = Edges(*rest)
+    return passes.reductions(edges.graph, x, shift, kinds, train, edges.place)
+
+
+def _reductions_fake(x: Tensor, shift: Tensor, kinds: list[int], train: bool, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    rows, width, (kept, ties, _) = Edges(*rest).num_dst, x.shape[1], reduce_sizes(kinds)
+    saved = rows if train else 0
+    return (
+        _empty(x, rows, len(kinds) * width),
+        _empty(x, saved, kept * width),
+        _empty(x, saved, ties * width, dtype=torch.int32),
+    )
+
+
+REDUCTIONS = _op(
+    "edge_index_reductions",
+    "Tensor x, Tensor shift, int[] kinds, bool train",
+    "(Tensor, Tensor, Tensor)",
+    _reductions,
+    _reductions_fake,
+)
+
+
+def _reductions_backward(grad: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    *kept, kinds, to_x, to_shift = given[:8]
+    found = passes.reductions_gradients(Edges(*given[8:]).graph, grad, tuple(kept), kinds, (to_x, to_shift))
+    return tuple(_empty(grad, 0) if t is None else t for t in found)  # type: ignore[return-value]
+
+
+def _reductions_backward_fake(grad: Tensor, x: Tensor, shift: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    to_x, to_shift = given[4:6]
+    return _empty(x, *(x.shape if to_x else (0,))), _empty(x, *(shift.shape if to_shift else (0,)))
+
+
+REDUCTIONS_BACKWARD = _op(
+    "edge_index_reductions_backward",
+    "Tensor grad, Tensor x, Tensor shift, Tensor out, Tensor kept, Tensor ties, int[] kinds, bool to_x, bool to_shift",
+    "(Tensor, Tensor)",
+    _reductions_backward,
+    _reductions_backward_fake,
+)
+
+
+def _reductions_keep(ctx: Any, output: Any, x: Tensor, shift: Tensor, *inputs: Any) -> Any:
+    ctx.mark_non_differentiable(*output[1:])
+    return x, shift, *output, inputs[2]
+
+
+def _reductions_gradient(ctx: Any, *kept: Any) -> tuple[Any, ...]:
+    *rows, edge_index, grad, _, _ = kept
+    kinds, train = ctx.rest[2:4]
+    _must_train(train, REDUCTIONS)
+    needs = ctx.needs_input_grad[:2]
+    found = REDUCTIONS_BACKWARD(grad, *rows, kinds, *needs, edge_index, *ctx.rest[-5:])
+    return tuple(t if need else None for t, need in zip(found, needs))
+
+
+_differentiate(REDUCTIONS, _reductions_keep, _reductions_gradient)
+_once(REDUCTIONS_BACKWARD)
+
+
+DEGREE = _op(
+    "edge_index_degree",
+    "",
+    "Tensor",
+    lambda *rest: Edges(*rest).graph.csr.rowptr.diff(),
+    lambda *rest: _empty(rest[0], Edges(*rest).num_dst, dtype=torch.int32),
+)
 
 
 # ---- attention ---------------------------------------------------------------------------------------------------------------

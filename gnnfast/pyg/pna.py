@@ -30,17 +30,19 @@ from gnnfast.reporting import ran
 from gnnfast.types import INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
 
-# As DegreeScalerAggregation has them: of a scaler, the graph and a dtype, ``[N, 1]``.
-_SCALES: dict[str, Callable[[Any, Graph, torch.dtype], Tensor]] = {
-    "identity": lambda scaler, graph, dtype: torch.ones(graph.num_dst, 1, dtype=dtype, device=graph.device),
-    "amplification": lambda scaler, graph, dtype: log_degrees(graph, dtype) / scaler.avg_deg_log,
-    "attenuation": lambda scaler, graph, dtype: scaler.avg_deg_log / log_degrees(graph, dtype, 1),
-    "linear": lambda scaler, graph, dtype: degrees(graph, dtype) / scaler.avg_deg_lin,
-    "inverse_linear": lambda scaler, graph, dtype: scaler.avg_deg_lin / degrees(graph, dtype).clamp(min=1),
+# The degrees of nodes ``[N, 1]``, or, with a least degree, the logarithm of one more than the larger of both.
+Degrees = Callable[[int | None], Tensor]
+# As DegreeScalerAggregation has them: of a scaler and degrees, ``[N, 1]``.
+_SCALES: dict[str, Callable[[Any, Degrees], Tensor]] = {
+    "identity": lambda scaler, degrees: torch.ones_like(degrees(None)),
+    "amplification": lambda scaler, degrees: degrees(0) / scaler.avg_deg_log,
+    "attenuation": lambda scaler, degrees: scaler.avg_deg_log / degrees(1),
+    "linear": lambda scaler, degrees: degrees(None) / scaler.avg_deg_lin,
+    "inverse_linear": lambda scaler, degrees: scaler.avg_deg_lin / degrees(None).clamp(min=1),
 }
 
 
-class _Parts(NamedTuple):
+class Parts(NamedTuple):
     """Of each tower the linear layer before the aggregation and the first one behind it; the layer of edge features, if they were
     given; the kinds of aggregations."""
 
@@ -59,7 +61,10 @@ def make_pna_conv(original: FunctionType) -> Callable[..., Any]:
             return NotImplemented  # propagate says so
         place = f"pyg {type(module).__name__}"
         try:
-            parts = _check(known, module, edge_attr)
+            reason = guards.context()
+            if reason:
+                raise Unsupported(reason)
+            parts = check_layer(known, module, edge_attr is not None)
             _check_operands(module, parts, x, edge_index, edge_attr)
             graph = graph_of(edge_index, x.shape[0], x.shape[0], module.flow == "source_to_target")
             graph.args(csc=torch.is_grad_enabled())
@@ -68,17 +73,16 @@ def make_pna_conv(original: FunctionType) -> Callable[..., Any]:
             return NotImplemented
         except (IndexError, ValueError):  # PyG raises its own
             return NotImplemented
-        return _forward(module, parts, x, edge_index, edge_attr, graph, place)
+        return _over_graph(module, parts, x, edge_index, edge_attr, graph, place)
 
     return pna_conv
 
 
-def _check(known: Any, module: Any, edge_attr: Any) -> _Parts:
-    """Raises Unsupported if the layer is not what PyG wrote, or an option is not served."""
+def check_layer(known: Any, module: Any, of_edges: bool) -> Parts:
+    """Raises Unsupported if the layer is not what PyG wrote, or an option is not served; ``of_edges``: it gets edge features."""
     own, cls, current = module.__dict__, type(module), settings()
-    reason = guards.context()
-    if reason or cls is not known or "propagate" in own or not is_dispatched(cls.propagate):
-        raise Unsupported(reason or "a method is another than the layer's")
+    if cls is not known or "propagate" in own or not is_dispatched(cls.propagate):
+        raise Unsupported("a method is another than the layer's")
     check_steps(module)
     reason = replaced_in_layer(cls)
     if reason:
@@ -91,9 +95,14 @@ def _check(known: Any, module: Any, edge_attr: Any) -> _Parts:
             raise Unsupported("its linear layers are more than products")
     if any(len(nn) > 1 or nn[0].bias is None for nn in before) or len(before) != own["towers"] or len(behind) != len(before):
         raise Unsupported("messages are not linear")
-    if (encoder is None) != (edge_attr is None) or (encoder is not None and not is_product(encoder)):
+    if (encoder is not None) != of_edges or (encoder is not None and not is_product(encoder)):
         raise Unsupported("edge features of a layer that takes none, or none")
-    return _Parts([nn[0] for nn in before], [nn[0] for nn in behind], encoder, _kinds_of(module.aggr_module))
+    return parts_of(module, of_edges, _kinds_of(module.aggr_module))
+
+
+def parts_of(module: Any, of_edges: bool, kinds: tuple[str, ...]) -> Parts:
+    before, behind = [nn[0] for nn in module.pre_nns], [nn[0] for nn in module.post_nns]
+    return Parts(before, behind, module.edge_encoder if of_edges else None, kinds)
 
 
 def _kinds_of(scaler: Any) -> tuple[str, ...]:
@@ -109,23 +118,36 @@ def _kinds_of(scaler: Any) -> tuple[str, ...]:
     return kinds_of(scaler.aggr)
 
 
-def _check_operands(module: Any, parts: _Parts, x: Any, edge_index: Tensor, edge_attr: Any) -> None:
+def _check_operands(module: Any, parts: Parts, x: Any, edge_index: Tensor, edge_attr: Any) -> None:
     """Raises Unsupported if kernels do not take them, or PyG does not."""
-    scaler, width, towers = module.aggr_module, module.F_in, module.towers
-    linears = [*parts.before, *parts.behind] + ([] if parts.encoder is None else [parts.encoder])
     given = [("x", x), ("edge_attr", x if edge_attr is None else edge_attr), ("edge_index", edge_index)]
-    given += [("a parameter", t) for lin in linears for t in (lin.weight, lin.bias) if t is not None]
-    given += [("a degree", t) for t in (scaler.avg_deg_log, scaler.avg_deg_lin)]
-    for name, t in given:
+    for name, t in (*given, *(("a parameter or degree", t) for t in tensors_of(module, parts))):
         reason = guards.operand(name, t)
         if reason:
             raise Unsupported(reason)
-        if t.device != edge_index.device or (t is not edge_index and t.dtype is not x.dtype):
+    if edge_index.shape[0] != 2 or edge_index.dtype not in INDEX_DTYPES:
+        raise Unsupported(f"edge_index is {edge_index.dtype} of shape {list(edge_index.shape)}")
+    check_shapes(module, parts, x, edge_index, edge_attr)
+    if edge_index.shape[1] < x.shape[0]:
+        raise Unsupported("there are fewer edges than nodes, of which more would be multiplied")
+    if edge_attr is not None:
+        check_memory(module, edge_index.shape[1], x)
+
+
+def tensors_of(module: Any, parts: Parts) -> list[Any]:
+    """The parameters of its linear layers, and the degrees that scalers divide by."""
+    scaler, linears = module.aggr_module, [*parts.before, *parts.behind] + ([] if parts.encoder is None else [parts.encoder])
+    return [t for lin in linears for t in (lin.weight, lin.bias) if t is not None] + [scaler.avg_deg_log, scaler.avg_deg_lin]
+
+
+def check_shapes(module: Any, parts: Parts, x: Any, edge_index: Any, edge_attr: Any) -> None:
+    """Raises Unsupported if they do not fit together. Asked of tensors without values, too."""
+    scaler, width, towers = module.aggr_module, module.F_in, module.towers
+    for t in (*tensors_of(module, parts), x, *(() if edge_attr is None else (edge_attr,))):
+        if t.device != edge_index.device or t.dtype is not x.dtype:
             raise Unsupported("features, parameters and edge_index do not agree in dtype or device")
     if x.dtype not in REORDERED or torch.is_autocast_enabled(x.device.type):
         raise Unsupported("sums in another order need 32 bits")
-    if edge_index.shape[0] != 2 or edge_index.dtype not in INDEX_DTYPES:
-        raise Unsupported(f"edge_index is {edge_index.dtype} of shape {list(edge_index.shape)}")
     ends, behind = 2 if edge_attr is None else 3, 1 + len(parts.kinds) * len(scaler.scaler)
     shapes = [lin.weight.shape == (width, ends * width) for lin in parts.before]
     shapes += [lin.weight.shape[1] == behind * width for lin in parts.behind]
@@ -135,49 +157,71 @@ def _check_operands(module: Any, parts: _Parts, x: Any, edge_index: Tensor, edge
         shapes += [edge_attr.shape == fitting, parts.encoder.weight.shape[0] == width]
     if not all(shapes):
         raise Unsupported("shapes do not fit together")
-    if edge_index.shape[1] < x.shape[0]:
-        raise Unsupported("there are fewer edges than nodes, of which more would be multiplied")
-    if edge_attr is not None and bounded.may_not_fit(edge_index.shape[1], towers * width * x.element_size(), x.device):
+
+
+def check_memory(module: Any, num_edges: int, x: Any) -> None:
+    """Raises Unsupported where messages with edge features, which exist, may not fit."""
+    if bounded.may_not_fit(num_edges, module.towers * module.F_in * x.dtype.itemsize, x.device):
         raise Unsupported("messages with edge features may not fit")
 
 
-def _forward(module: Any, parts: _Parts, x: Tensor, edge_index: Tensor, edge_attr: Any, graph: Graph, place: str) -> Tensor:
-    width, towers, nodes, scaler = module.F_in, module.towers, x.shape[0], module.aggr_module
-    if torch.is_grad_enabled():
-        x = x.clone()  # PyG keeps a copy too, so that users may write into theirs
-    of_tower = x.split(width, 1) if module.divide_input else [x] * towers
-    to_src = _products(of_tower, [lin.weight[:, width : 2 * width] for lin in parts.before])
-    to_dst = _products(of_tower, [lin.weight[:, :width] for lin in parts.before], [lin.bias for lin in parts.before])
-    if edge_attr is None:
-        out = reduce_shifted(graph, to_src, to_dst, parts.kinds, place)
-    else:
-        of_edges, encoder = _side_by_side([lin.weight[:, 2 * width :] for lin in parts.before]), parts.encoder
-        bias = None if encoder.bias is None else of_edges.mv(encoder.bias)
+def _over_graph(module: Any, parts: Parts, x: Tensor, edge_index: Tensor, edge_attr: Any, graph: Graph, place: str) -> Tensor:
+    def reduce(to_src: Tensor, to_dst: Tensor, of_edges: Tensor | None) -> Tensor:
+        if of_edges is None:
+            return reduce_shifted(graph, to_src, to_dst, parts.kinds, place)
         first, second = edge_index
         dst, src = (second, first) if module.flow == "source_to_target" else (first, second)
         ends = edges.Ends(dst, src, lambda: graph)
-        messages = linear(edge_attr, of_edges @ encoder.weight, bias) + edges.gather(to_src, ends, BY_SRC)
         ran(place, "edges reductions", "edge features are added to messages")
-        out = reduce_messages(messages, to_dst, ends, parts.kinds)
-    scales = torch.cat([_SCALES[name](scaler, graph, x.dtype) for name in scaler.scaler], 1).unsqueeze(2)
+        return reduce_messages(of_edges + edges.gather(to_src, ends, BY_SRC), to_dst, ends, parts.kinds)
+
+    if torch.is_grad_enabled():
+        x = x.clone()  # PyG keeps a copy too, so that users may write into theirs
+    dtype = x.dtype
+    return forward(
+        module,
+        parts,
+        x,
+        edge_attr,
+        reduce,
+        lambda least: degrees(graph, dtype) if least is None else log_degrees(graph, dtype, least),
+    )
+
+
+def forward(
+    module: Any, parts: Parts, x: Tensor, edge_attr: Any, reduce: Callable[[Tensor, Tensor, Any], Tensor], of_nodes: Degrees
+) -> Tensor:
+    """The layer, with ``reduce(to_src [N, T F], to_dst [N, T F], of_edges [E, T F] | None)`` for all its statistics, which are
+    those of ``to_src[src] + to_dst[dst] + of_edges``: ``[N, kinds T F]``."""
+    width, towers, nodes, scaler = module.F_in, module.towers, x.shape[0], module.aggr_module
+    own = x.split(width, 1) if module.divide_input else [x] * towers
+    shared = towers == 1 or not module.divide_input
+    to_src = _products(own, shared, [lin.weight[:, width : 2 * width] for lin in parts.before])
+    to_dst = _products(own, shared, [lin.weight[:, :width] for lin in parts.before], [lin.bias for lin in parts.before])
+    of_edges = None
+    if edge_attr is not None:
+        weight, encoder = _side_by_side([lin.weight[:, 2 * width :] for lin in parts.before]), parts.encoder
+        of_edges = linear(edge_attr, weight @ encoder.weight, None if encoder.bias is None else weight.mv(encoder.bias))
+    out = reduce(to_src, to_dst, of_edges)
+    scales = torch.cat([_SCALES[name](scaler, of_nodes) for name in scaler.scaler], 1).unsqueeze(2)
     kinds, results = len(parts.kinds), []
-    for tower, (own, lin, nn) in enumerate(zip(of_tower, parts.behind, module.post_nns)):
+    for tower, (of_tower, lin, nn) in enumerate(zip(own, parts.behind, module.post_nns)):
         reduced = out if towers == 1 else out.view(nodes, kinds, towers, width)[:, :, tower].reshape(nodes, kinds * width)
         # [O, S * A F] -> [S * O, A F]
         weight = lin.weight[:, width:].unflatten(1, (len(scaler.scaler), kinds * width)).transpose(0, 1).flatten(0, 1)
         scaled = linear(reduced, weight).view(nodes, len(scaler.scaler), lin.weight.shape[0]) * scales
-        result = linear(own, lin.weight[:, :width], lin.bias) + scaled.sum(1)
+        result = linear(of_tower, lin.weight[:, :width], lin.bias) + scaled.sum(1)
         for layer in nn[1:]:
             result = layer(result)
         results.append(result)
-    return module.lin(results[0] if towers == 1 else torch.cat(results, 1))
+    return module.lin(results[0] if towers == 1 else torch.cat(results, 1))  # type: ignore[no-any-return]
 
 
-def _products(of_tower: Any, weights: list[Tensor], biases: list[Tensor] | None = None) -> Tensor:
-    """``[N, T F]``: the features of each tower times its weight, and its bias."""
-    if all(x is of_tower[0] for x in of_tower):
-        return linear(of_tower[0], _side_by_side(weights), None if biases is None else _side_by_side(biases))
-    return torch.cat([linear(x, w, None if biases is None else biases[i]) for i, (x, w) in enumerate(zip(of_tower, weights))], 1)
+def _products(own: Any, shared: bool, weights: list[Tensor], biases: list[Tensor] | None = None) -> Tensor:
+    """``[N, T F]``: the features of each tower, which may be the same, times its weight, and its bias."""
+    if shared:
+        return linear(own[0], _side_by_side(weights), None if biases is None else _side_by_side(biases))
+    return torch.cat([linear(x, w, None if biases is None else biases[i]) for i, (x, w) in enumerate(zip(own, weights))], 1)
 
 
 def _side_by_side(parts: list[Tensor]) -> Tensor:

@@ -20,6 +20,7 @@ from torch_geometric import nn  # noqa: E402
 from torch_geometric.nn import MessagePassing  # noqa: E402
 
 from gnnfast.pyg import compiled_ops as ops  # noqa: E402
+from gnnfast.types import KINDS  # noqa: E402
 
 
 class Weighted(MessagePassing):
@@ -77,6 +78,8 @@ LAYERS = {
     "GATv2Conv": lambda: nn.GATv2Conv(F, 4, heads=3),
     "GATv2Conv shared": lambda: nn.GATv2Conv(F, 4, heads=3, share_weights=True, bias=False),
     "TransformerConv": lambda: nn.TransformerConv(F, 4, heads=3),
+    "PNAConv": lambda: nn.PNAConv(F, 5, ["mean", "max", "std"], ["identity", "attenuation"], torch.tensor([1, 4, 9])),
+    "PNAConv towers": lambda: nn.PNAConv(F, 6, ["sum", "min", "var"], ["inverse_linear"], torch.tensor([1, 4, 9]), towers=2),
     "TransformerConv beta": lambda: nn.TransformerConv(F, 4, heads=3, beta=True, concat=False),
 }
 WEIGHTED = {
@@ -630,6 +633,11 @@ def _cases(device):
     yield ops.SDDMM, (x, own, 2, False, *incidence)
     yield ops.WITH_LOOPS, (own, None, *listed)
     yield ops.WITH_LOOPS, (own, 0.5, *listed)
+    kinds = [*KINDS.values()]
+    yield ops.REDUCTIONS, (x, other, kinds, True, *plain)
+    yield ops.REDUCTIONS, (own, other, kinds[:3], True, *incidence)
+    yield ops.REDUCTIONS, (x.detach(), other.detach(), kinds[2:], False, *plain)
+    yield ops.DEGREE, plain
     yield ops.RELU, (x, own, True, *plain)
     yield ops.RELU, (x.detach(), own.detach(), False, *plain)
 
@@ -661,7 +669,7 @@ def test_gradients_that_are_not_there_are_an_error(device):
 
 # ---- small graphs --------------------------------------------------------------------------------------------------------------
 LEFT = ("SAGEConv", "SAGEConv max", "GraphConv", "GINConv", "GCNConv no loops", "GCNConv not normalised", "TransformerConv")
-LEFT += ("GATConv mean of heads", "SimpleConv", "GCNConv")
+LEFT += ("GATConv mean of heads", "SimpleConv", "GCNConv", "PNAConv")
 
 
 @pytest.mark.parametrize("name", [*LEFT, "GATConv"])

@@ -28,6 +28,14 @@ class Relu(MessagePassing):
         return torch.relu(x_j + added)
 
 
+def pna(**options):
+    kinds, scalers = (
+        ["mean", "sum", "min", "max", "var", "std"],
+        ["identity", "amplification", "attenuation", "linear", "inverse_linear"],
+    )
+    return nn.PNAConv(F, 6, kinds, scalers, torch.tensor([3, 5, 7, 9]), **options)
+
+
 # name -> layer, and how wide its features of edges are; all of them must be served in full
 LAYERS = {
     "GATConv": (lambda: nn.GATConv(F, 4, heads=3, edge_dim=D), D),
@@ -41,6 +49,8 @@ LAYERS = {
     "GINEConv": (lambda: nn.GINEConv(torch.nn.Linear(F, 5), train_eps=True), F),
     "GINEConv edge_dim": (lambda: nn.GINEConv(torch.nn.Linear(F, 5), edge_dim=D), D),
     "own": (Relu, F),
+    "PNAConv": (lambda: pna(edge_dim=D), D),
+    "PNAConv towers": (lambda: pna(edge_dim=D, towers=2, divide_input=True, pre_layers=1, post_layers=2), D),
 }
 
 
@@ -81,11 +91,11 @@ def test_no_edges(name, device):
         gnnfast.enable()
 
 
-@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv", "GINEConv edge_dim"])
+@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv", "GINEConv edge_dim", "PNAConv"])
 def test_inductor(name, device):
     """And in float32 where no sums are so large that the loss of :func:`step`, a cosine, tells one rounding from another."""
     make, width = LAYERS[name]
-    dtype, tolerance = (torch.float64, 1e-9) if name.startswith("GINE") else (torch.float32, 1e-5)
+    dtype, tolerance = (torch.float64, 1e-9) if name.startswith(("GINE", "PNA")) else (torch.float32, 1e-5)
     layer = make().to(device, dtype)
     inputs = [edges_of(graph, width, device, dtype) for graph in ("random", "hub", "self_loops_and_duplicates")] * 2
     wanted = [expected(layer, *i) for i in inputs]
@@ -150,6 +160,16 @@ def test_bipartite(device):
         assert is_served()
 
 
+def test_both_directions_of_one_graph(device):
+    """Where edges end and where they begin are two incidences of one edge_index."""
+    x, edge_index, attr = edges_of("random", D, device)
+    for flow in ("source_to_target", "target_to_source"):
+        layer = pna(edge_dim=D, flow=flow).double().to(device)
+        torch._dynamo.reset()
+        check(step(compiled(layer), layer, x, edge_index, attr), expected(layer, x, edge_index, attr))
+    assert is_served()
+
+
 def test_what_steps_aside(device):
     """With the reason, and in one graph all the same."""
     x, edge_index, attr = edges_of("random", D, device)
@@ -161,6 +181,7 @@ def test_what_steps_aside(device):
         (nn.GATConv(F, 5, edge_dim=D, fill_value="max"), "features of self loops that are neither a number nor a mean"),
         (hooked, "edge features are no products of float32 or float64"),
         (deep, "what is added is made by more than a linear layer"),
+        (pna(edge_dim=D, pre_layers=2), "messages are not linear"),
     ):
         layer = layer.double().to(device)
         torch._dynamo.reset()
