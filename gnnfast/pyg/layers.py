@@ -447,7 +447,8 @@ def _gin(known: Any, module: Any, x: Tensor, edge_index: Any, edge_attr: Tensor 
         return NotImplemented
     own, is_cuda = module.__dict__, x.is_cuda
     training, row_bytes = torch.is_grad_enabled(), x.shape[1] * x.element_size()
-    small = cannot_win(edge_index.shape[1] * row_bytes, training, settings(), "cuda" if is_cuda else "cpu")
+    where = "cuda" if is_cuda else "new cpu" if edge_attr is None else "cpu"
+    small = cannot_win(edge_index.shape[1] * row_bytes, training, settings(), where)
     if small and not is_cuda and edge_index.shape[1] * row_bytes > TINY_ON_CPU:
         # Kernels win from the second step on, if it is over the same graph.
         small = not (saved_tensors_are_watched() or _met.again(edge_index, id(module)))
