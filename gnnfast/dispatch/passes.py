@@ -23,6 +23,7 @@ if _native.cpu.loaded:
     from gnnfast.ops.edge_softmax import EDGE_SOFTMAX
     from gnnfast.ops.layer import Coo, Formats
     from gnnfast.ops.multi_reduce import MULTI_REDUCE
+    from gnnfast.ops.softmax_reduce import SOFTMAX_REDUCE
     from gnnfast.ops.spmm import ALONE, SPMM, SPMM_MAX, over_degree, run
     from gnnfast.ops.spmm_coo import SPMM_COO
 
@@ -258,6 +259,26 @@ def reductions_gradients(
     assert x is not None
     args, ctx = graph.args(True, x.shape[1] * x.element_size()), SimpleNamespace(kinds=kinds, train=True)
     return MULTI_REDUCE.backward(ctx, args, (x, *rest), needs, grad.contiguous())[:2]  # type: ignore[return-value]
+
+
+def softened(graph: Graph, x: Tensor, t: Tensor | None, scale: float, train: bool, place: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The softmax-weighted sums of ``x``, as :func:`gnnfast.dispatch.softened.reduce_rows`, and what the backward pass wants if
+    ``train``."""
+    if graph.is_cuda:
+        ids.check()
+    count(graph, place, "softmax aggregation", "over CSR, each neighbour is read once", x.nbytes)
+    args, t = graph.args(train, x.shape[1] * x.element_size()), None if t is None else t.contiguous()
+    return run(_ops.softmax_reduce.default, *args, x.contiguous(), t, scale, train)  # type: ignore[no-any-return]
+
+
+def softened_gradients(
+    graph: Graph, grad: Tensor, kept: tuple[Tensor | None, ...], scale: float, needs: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of ``x`` and ``t``, as far as ``needs`` asks for them; ``kept`` are these two and the results."""
+    x, *rest = (None if t is None else t.contiguous() for t in kept)
+    assert x is not None
+    args, ctx = graph.args(True, x.shape[1] * x.element_size()), SimpleNamespace(scale=scale, train=True)
+    return SOFTMAX_REDUCE.backward(ctx, args, (x, *rest), needs, grad.contiguous())[:2]  # type: ignore[return-value]
 
 
 def serves_attention(like: Tensor, heads: int, features: int, dropout: float) -> bool:

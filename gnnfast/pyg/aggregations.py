@@ -46,12 +46,20 @@ def may_be_several(aggregation: Any) -> bool:
 
 def temperature_of(aggregation: Any, messages: Any) -> Temperature | None:
     """That of PyG's softmax aggregation of ``messages [E, F]``, float32 or float64; ``None`` for anything else."""
-    if type(aggregation) is not _softmax_class() or not isinstance(messages, Tensor) or not several.takes(messages):
+    if not isinstance(messages, Tensor) or not several.takes(messages) or not softens(aggregation):
         return None
-    if aggregation.semi_grad and not aggregation.learn:
-        return None
-    if not is_plain(aggregation) or replaced_in_softened():
-        return None
+    return temperature(aggregation, messages)
+
+
+def softens(aggregation: Any) -> bool:
+    """Whether it is PyG's softmax aggregation and nothing else, with a gradient that kernels have."""
+    if type(aggregation) is not _softmax_class() or (aggregation.semi_grad and not aggregation.learn):
+        return False
+    return is_plain(aggregation) and not replaced_in_softened()
+
+
+def temperature(aggregation: Any, messages: Tensor) -> Temperature | None:
+    """That of an aggregation that :func:`softens`; ``None`` if it does not fit the messages."""
     t = aggregation.t
     width, channels = messages.shape[1], aggregation.channels
     if type(t) in (int, float):

@@ -29,18 +29,20 @@ from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import attention as eager
 from gnnfast.pyg import compiled_ops as ops
 from gnnfast.pyg import pna
+from gnnfast.pyg.aggregations import is_softened, kinds_of, may_be_several, softens, temperature
 from gnnfast.pyg.layers import GCN, GRAPH, REORDERED, SAGE, SG, Form, is_product, parts_of
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, means_relu
 from gnnfast.pyg.norm import keeps_to_itself
 from gnnfast.pyg.propagate import weight_of
-from gnnfast.pyg.verdict import check_module
+from gnnfast.pyg.verdict import check_module, check_steps, message_of
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, KINDS, LINEAR
 from gnnfast.unsupported import Unsupported
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 # As many times as a sum's do what the compiler makes of an extremum and of attention move rows of edges.
-EXTREMUM_TIMES, ATTENTION_TIMES = 3, 2
+EXTREMUM_TIMES, ATTENTION_TIMES, SOFTMAX_TIMES = 3, 2, 4
+STATISTICS_TIMES = {"max": EXTREMUM_TIMES, "min": EXTREMUM_TIMES, "var": 2, "std": 2}
 # And as many times where PyG adds self loops, which are not as many in each call, so that its code waits for the device.
 LOOPED_TIMES = 8
 USUAL_WIDTH = 64  # of layers that do not say theirs
@@ -187,7 +189,10 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -
         return NotImplemented
     message = _ask(_message, module, *_parts(module))
     if message is None:
-        return NotImplemented
+        operands = [t for found in kwargs.values() for t in (found if isinstance(found, (tuple, list)) else (found,))]
+        tensors = [t for t in operands if isinstance(t, Tensor)]
+        steps = _ask(_steps, module, edge_index, tuple(kwargs), *_parts(module), *tensors)
+        return NotImplemented if steps is None else _in_steps(module, edge_index, size, kwargs, *steps)
     feature, weighs, update, adds = message
     given: Any = kwargs.get(feature)
     x, x_dst, weight, to_target = given, None, kwargs.get(weighs), module.flow == "source_to_target"
@@ -247,6 +252,12 @@ def _left(module: Any, reason: str) -> None:
     fell_back(f"pyg {type(module).__name__}", f"compiled: {reason}")
 
 
+def _is_several(module: Any) -> bool:
+    """Whether PyG makes a layer's aggregation of many operations."""
+    aggregation = module.__dict__["_modules"].get("aggr_module")
+    return is_softened(module) or may_be_several(aggregation)
+
+
 def _leave_small(module: Any) -> None:
     ran(f"pyg {type(module).__name__}", *TOO_SMALL)
     _state.said = module
@@ -254,9 +265,8 @@ def _leave_small(module: Any) -> None:
 
 def _message(module: Any, *_: Any) -> Any:
     """The names of features and weights, what update() asks for, and where the ReLU of a sum is aggregated the linear layer of what
-    is added (empty: there is none); ``None`` if PyG's own must run."""
-    said, _state.said = _state.said is module, None
-    if said:
+    is added (empty: there is none); ``None`` if PyG's own must run, or its steps."""
+    if _state.said is module or _is_several(module):
         return None
     try:
         reason = _context()
@@ -354,6 +364,108 @@ def _check_sizes(module: Any, edge_index: Any, x: Any, x_dst: Any, of_src: Any, 
     if of_src is not None and of_src != x.fake.shape[dim]:
         raise Unsupported("sizes do not fit together")
     return dim % dims  # type: ignore[no-any-return]
+
+
+# ---- aggregations of many operations ---------------------------------------------------------------------------------------------
+def _steps(module: Any, edge_index: Any, names: tuple[str, ...], *things: Any) -> tuple[Any, ...] | None:
+    """What propagate() does one by one where messages of any code are aggregated by what PyG makes of many operations, softmax or
+    several reductions: which rows are lifted from nodes, what message() and update() ask for, whether messages are the rows
+    themselves, the reductions, none of which is softmax, and the place of the report; ``None`` if PyG's own must run."""
+    said, _state.said = _state.said is module, None
+    if said or not _is_several(module):
+        return None  # it is said why
+    try:
+        reason, steps, aggregation = _context(), check_steps(module), module.aggr_module
+        if reason or steps.collected is None or steps.collected.made or not steps.known_aggregate:
+            raise Unsupported(reason or "collect() makes what message() asks for, or aggregate() is overridden")
+        if not {*steps.collected.given} <= {*names} or not {of_nodes for _, of_nodes, _ in steps.collected.lifted} <= {*names}:
+            raise Unsupported("message() asks for what was not passed to propagate()")
+        kinds = () if softens(aggregation) else kinds_of(aggregation)
+        _check_edges(edge_index)
+        given = [t for t in things if isinstance(t, Traced)]
+        if module.node_dim not in (-2, 0) or any(t.kind not in _PLAIN for t in given):
+            raise Unsupported("an operand is not served")
+    except Unsupported as error:
+        _left(module, str(error))
+        return None
+    widths = [(_hint(t.fake.shape[1]), t.fake.dtype) for t in given if t.fake.dim() == 2]
+    width, dtype = max(widths, key=lambda found: found[0], default=(USUAL_WIDTH, torch.float32))
+    times = sum(STATISTICS_TIMES.get(kind, 1) for kind in kinds) if kinds else SOFTMAX_TIMES
+    if _is_small(edge_index, width, dtype, times):
+        ran(steps.place, *TOO_SMALL)
+        return None
+    message = inspect.getattr_static(type(module), "message")
+    found = message_of(message)
+    plain = found is not None and found.weight is None and found.form not in RELU_FORMS
+    plain = plain and [name for name, *_ in steps.collected.lifted] == [*steps.message] and steps.message[0] not in steps.update
+    return steps.collected.lifted, steps.message, steps.update, plain, kinds, steps.place
+
+
+def _in_steps(
+    module: Any,
+    edge_index: Any,
+    size: Any,
+    kwargs: dict[str, Any],
+    lifted: Any,
+    asked: Any,
+    update: Any,
+    plain: bool,
+    kinds: tuple[str, ...],
+    place: str,
+) -> Any:
+    """``propagate`` as PyG writes it, but for the aggregation, which is one op."""
+    to_target = module.flow == "source_to_target"
+    i, j = (1, 0) if to_target else (0, 1)
+    sizes: list[Any] = [None, None] if size is None else [size[0], size[1]]
+    found, rows = dict(kwargs), {}
+    for name, of_nodes, at_i in lifted:
+        x, end = kwargs[of_nodes], i if at_i else j
+        pair = isinstance(x, (tuple, list))
+        if pair and (len(x) != 2 or not to_target):
+            return _declined(module)
+        for n, t in enumerate(x) if pair else ((end, x),):
+            if t is not None and (not isinstance(t, Tensor) or (t.dim() != 2 and module.node_dim)):
+                return _declined(module)
+            if t is not None and sizes[n] is None:
+                sizes[n] = t.shape[0]
+            if t is not None and sizes[n] != t.shape[0]:
+                return _declined(module)
+        rows[name] = x[end] if pair else x, end
+    num_dst = sizes[j] if sizes[i] is None else sizes[i]
+    num_src = sizes[i] if sizes[j] is None else sizes[j]
+    if num_dst is None:
+        return _declined(module)
+    messages: Any
+    edges = edge_index, num_src, num_dst, to_target, "given" if plain else "incidence", place
+    if plain:
+        messages = rows[asked[0]][0]
+    else:
+        for name, (x, end) in rows.items():
+            found[name] = None if x is None else x.index_select(0, edge_index[end])
+        messages = module.message(**{name: found[name] for name in asked})
+    out = None
+    if isinstance(messages, Tensor) and (plain or messages.shape[0] == edge_index.shape[1]):
+        out = _several(module.aggr_module, messages, kinds, edges)
+    if out is None and plain:
+        return _declined(module)
+    if out is None:
+        out = module.aggregate(messages, index=edge_index[i], ptr=None, dim_size=num_dst)
+    return module.update(out, **{name: found[name] for name in update})
+
+
+def _declined(module: Any) -> Any:
+    _ask(_left, module, "sizes do not fit together, or kernels do not take the operands")
+    return NotImplemented
+
+
+def _several(aggregation: Any, rows: Tensor, kinds: tuple[str, ...], edges: Any) -> Tensor | None:
+    """What an aggregation makes of ``rows [N, F]``; ``None`` if there is no kernel."""
+    if rows.dim() != 2 or rows.dtype not in REORDERED or rows.device != edges[0].device:
+        return None
+    if kinds:
+        return ops.REDUCTIONS(rows, None, [KINDS[kind] for kind in kinds], _needs_grad(rows), *edges)[0]  # type: ignore[no-any-return]
+    by = temperature(aggregation, rows)
+    return None if by is None else ops.SOFTENED(rows, by.t, by.scale, _needs_grad(rows, by.t), *edges)[0]
 
 
 # ---- gcn_norm ----------------------------------------------------------------------------------------------------------------
@@ -669,10 +781,6 @@ def _transformer(module: Any, x: Any, pair: Any, edge_attr: Any, dropout: float,
 
 
 # ---- PNAConv -----------------------------------------------------------------------------------------------------------------
-# As many times as a sum's do what the compiler makes of statistics move rows of edges.
-STATISTICS_TIMES = {"max": EXTREMUM_TIMES, "min": EXTREMUM_TIMES, "var": 2, "std": 2}
-
-
 def make_pna_conv(original: FunctionType) -> Callable[..., Any]:
     """What is traced for the ``forward(x, edge_index, edge_attr)`` of PNAConv."""
     return _pna_conv(class_of(original))
@@ -717,14 +825,13 @@ def _look_at_pna(known: Any, module: Any, x: Any, edge_index: Any, edge_attr: An
             raise Unsupported(reason)
         parts = pna.check_layer(known, module, edge_attr is not None)
         _check_edges(edge_index)
-        of_edges = () if edge_attr is None else (edge_attr,)
-        for t in (x, *of_edges):
-            _check_operand("x or edge_attr", t, edge_index)
+        _check_operand("x", x, edge_index)
+        if edge_attr is not None:
+            _check_operand("edge_attr", edge_attr, edge_index)
+            pna.check_memory(module, _hint(edge_index.fake.shape[1]), x.fake)
         if any(type(t) not in _PLAIN for t in pna.tensors_of(module, parts)):
             raise Unsupported("a parameter is no plain tensor")
-        pna.check_shapes(module, parts, x.fake, edge_index.fake, *(t.fake for t in of_edges) if of_edges else (None,))
-        if of_edges:
-            pna.check_memory(module, _hint(edge_index.fake.shape[1]), x.fake)
+        pna.check_shapes(module, parts, x.fake, edge_index.fake, None if edge_attr is None else edge_attr.fake)
     except Unsupported as error:
         _left(module, str(error))
         _state.said = module

@@ -358,18 +358,17 @@ _once(EXTREMUM_BACKWARD)
 
 
 # ---- several reductions ------------------------------------------------------------------------------------------------------
-# edge_index_reductions(x [N, F], shift [M, F], kinds, train, edges) -> [M, K F], and what the backward pass wants
+# edge_index_reductions(x [N, F], shift [M, F] | None, kinds, train, edges) -> [M, K F], and what the backward pass wants
 # edge_index_reductions_backward(grad, x, shift, out, kept, ties, kinds, to_x, to_shift, edges) -> both gradients, empty if not
 #     asked for
-# edge_index_degree(edges) -> int32 [M]
 
 
-def _reductions(x: Tensor, shift: Tensor, kinds: list[int], train: bool, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _reductions(x: Tensor, shift: Any, kinds: list[int], train: bool, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     edges = Edges(*rest)
     return passes.reductions(edges.graph, x, shift, kinds, train, edges.place)
 
 
-def _reductions_fake(x: Tensor, shift: Tensor, kinds: list[int], train: bool, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _reductions_fake(x: Tensor, shift: Any, kinds: list[int], train: bool, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     rows, width, (kept, ties, _) = Edges(*rest).num_dst, x.shape[1], reduce_sizes(kinds)
     saved = rows if train else 0
     return (
@@ -381,7 +380,7 @@ def _reductions_fake(x: Tensor, shift: Tensor, kinds: list[int], train: bool, *r
 
 REDUCTIONS = _op(
     "edge_index_reductions",
-    "Tensor x, Tensor shift, int[] kinds, bool train",
+    "Tensor x, Tensor? shift, int[] kinds, bool train",
     "(Tensor, Tensor, Tensor)",
     _reductions,
     _reductions_fake,
@@ -394,38 +393,82 @@ def _reductions_backward(grad: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     return tuple(_empty(grad, 0) if t is None else t for t in found)  # type: ignore[return-value]
 
 
-def _reductions_backward_fake(grad: Tensor, x: Tensor, shift: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+def _reductions_backward_fake(grad: Tensor, x: Tensor, shift: Any, *given: Any) -> tuple[Tensor, Tensor]:
     to_x, to_shift = given[4:6]
     return _empty(x, *(x.shape if to_x else (0,))), _empty(x, *(shift.shape if to_shift else (0,)))
 
 
 REDUCTIONS_BACKWARD = _op(
     "edge_index_reductions_backward",
-    "Tensor grad, Tensor x, Tensor shift, Tensor out, Tensor kept, Tensor ties, int[] kinds, bool to_x, bool to_shift",
+    "Tensor grad, Tensor x, Tensor? shift, Tensor out, Tensor kept, Tensor ties, int[] kinds, bool to_x, bool to_shift",
     "(Tensor, Tensor)",
     _reductions_backward,
     _reductions_backward_fake,
 )
 
 
-def _reductions_keep(ctx: Any, output: Any, x: Tensor, shift: Tensor, *inputs: Any) -> Any:
+# edge_index_softened(x [N, F], t [F] | None, scale, train, edges) -> the sums weighted by the softmax of t x, or of scale x [M, F],
+#     and what the backward pass wants
+# edge_index_softened_backward(grad, x, t, out, most, total, scale, to_x, to_t, edges) -> both gradients, empty if not asked for
+
+
+def _softened(x: Tensor, t: Any, scale: float, train: bool, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    edges = Edges(*rest)
+    return passes.softened(edges.graph, x, t, scale, train, edges.place)
+
+
+def _softened_fake(x: Tensor, t: Any, scale: float, train: bool, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    rows, width = Edges(*rest).num_dst, x.shape[1]
+    return _empty(x, rows, width), *(_empty(x, rows if train else 0, width) for _ in range(2))  # type: ignore[return-value]
+
+
+SOFTENED = _op(
+    "edge_index_softened",
+    "Tensor x, Tensor? t, float scale, bool train",
+    "(Tensor, Tensor, Tensor)",
+    _softened,
+    _softened_fake,
+)
+
+
+def _softened_backward(grad: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    *kept, scale, to_x, to_t = given[:8]
+    found = passes.softened_gradients(Edges(*given[8:]).graph, grad, tuple(kept), scale, (to_x, to_t))
+    return tuple(_empty(grad, 0) if t is None else t for t in found)  # type: ignore[return-value]
+
+
+SOFTENED_BACKWARD = _op(
+    "edge_index_softened_backward",
+    "Tensor grad, Tensor x, Tensor? t, Tensor out, Tensor most, Tensor total, float scale, bool to_x, bool to_t",
+    "(Tensor, Tensor)",
+    _softened_backward,
+    _reductions_backward_fake,
+)
+
+
+def _several_keep(ctx: Any, output: Any, x: Tensor, other: Any, *inputs: Any) -> Any:
     ctx.mark_non_differentiable(*output[1:])
-    return x, shift, *output, inputs[2]
+    return x, other, *output, inputs[2]
 
 
-def _reductions_gradient(ctx: Any, *kept: Any) -> tuple[Any, ...]:
-    *rows, edge_index, grad, _, _ = kept
-    kinds, train = ctx.rest[2:4]
-    _must_train(train, REDUCTIONS)
-    needs = ctx.needs_input_grad[:2]
-    found = REDUCTIONS_BACKWARD(grad, *rows, kinds, *needs, edge_index, *ctx.rest[-5:])
-    return tuple(t if need else None for t, need in zip(found, needs))
+def _several_gradient(op: Any, backward: Any) -> Callable[..., tuple[Any, ...]]:
+    def gradient(ctx: Any, *kept: Any) -> tuple[Any, ...]:
+        *rows, edge_index, grad, _, _ = kept
+        which, train = ctx.rest[2:4]
+        _must_train(train, op)
+        needs = ctx.needs_input_grad[:2]
+        found = backward(grad, *rows, which, *needs, edge_index, *ctx.rest[-5:])
+        return tuple(t if need else None for t, need in zip(found, needs))
+
+    return gradient
 
 
-_differentiate(REDUCTIONS, _reductions_keep, _reductions_gradient)
-_once(REDUCTIONS_BACKWARD)
+for _forward, _backward in ((REDUCTIONS, REDUCTIONS_BACKWARD), (SOFTENED, SOFTENED_BACKWARD)):
+    _differentiate(_forward, _several_keep, _several_gradient(_forward, _backward))
+    _once(_backward)
 
 
+# edge_index_degree(edges) -> int32 [M]
 DEGREE = _op(
     "edge_index_degree",
     "",

@@ -78,6 +78,13 @@ LAYERS = {
     "GATv2Conv": lambda: nn.GATv2Conv(F, 4, heads=3),
     "GATv2Conv shared": lambda: nn.GATv2Conv(F, 4, heads=3, share_weights=True, bias=False),
     "TransformerConv": lambda: nn.TransformerConv(F, 4, heads=3),
+    "SAGEConv several": lambda: nn.SAGEConv(F, 5, aggr=["mean", "max", "std"]),
+    "SAGEConv softmax": lambda: nn.SAGEConv(F, 5, aggr=nn.aggr.SoftmaxAggregation(learn=True)),
+    "GENConv": lambda: nn.GENConv(F, 5),
+    "GENConv learnt": lambda: nn.GENConv(F, F, learn_t=True),
+    "GENConv std": lambda: nn.GENConv(F, F, aggr="std"),
+    "EdgeConv several": lambda: nn.EdgeConv(torch.nn.Linear(2 * F, 5), aggr=["min", "var"]),
+    "target_to_source several": lambda: nn.GCNConv(F, 5, normalize=False, bias=False, aggr=["max", "std"], flow="target_to_source"),
     "PNAConv": lambda: nn.PNAConv(F, 5, ["mean", "max", "std"], ["identity", "attenuation"], torch.tensor([1, 4, 9])),
     "PNAConv towers": lambda: nn.PNAConv(F, 6, ["sum", "min", "var"], ["inverse_linear"], torch.tensor([1, 4, 9]), towers=2),
     "TransformerConv beta": lambda: nn.TransformerConv(F, 4, heads=3, beta=True, concat=False),
@@ -526,7 +533,12 @@ def test_what_steps_aside(device):
 
     for layer, rest, reason in (
         (Own(), (), "message() is not x_j or weight * x_j"),
-        (nn.SAGEConv(F, 5, aggr="std"), (), "the aggregation is StdAggregation"),
+        (nn.SAGEConv(F, 5, aggr="median"), (), "the aggregation is MedianAggregation"),
+        (
+            nn.SAGEConv(F, 5, aggr=nn.aggr.MultiAggregation(["max", "std"], mode="sum")),
+            (),
+            "aggregations are combined in another way",
+        ),
         (nn.GATConv(F, 5, edge_dim=1, fill_value="max"), (weight[:, None],), _LOOPS),
         (nn.GATConv(F, 5, heads=40, dropout=0.5), (), "there is no kernel for heads so wide, or the dropout"),
     ):
@@ -637,6 +649,10 @@ def _cases(device):
     yield ops.REDUCTIONS, (x, other, kinds, True, *plain)
     yield ops.REDUCTIONS, (own, other, kinds[:3], True, *incidence)
     yield ops.REDUCTIONS, (x.detach(), other.detach(), kinds[2:], False, *plain)
+    yield ops.REDUCTIONS, (x, None, kinds[:2], True, *plain)
+    yield ops.SOFTENED, (x, att, 1.0, True, *plain)
+    yield ops.SOFTENED, (own, None, 0.5, True, *incidence)
+    yield ops.SOFTENED, (x.detach(), None, 2.0, False, *plain)
     yield ops.DEGREE, plain
     yield ops.RELU, (x, own, True, *plain)
     yield ops.RELU, (x.detach(), own.detach(), False, *plain)

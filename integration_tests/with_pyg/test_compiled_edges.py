@@ -49,6 +49,8 @@ LAYERS = {
     "GINEConv": (lambda: nn.GINEConv(torch.nn.Linear(F, 5), train_eps=True), F),
     "GINEConv edge_dim": (lambda: nn.GINEConv(torch.nn.Linear(F, 5), edge_dim=D), D),
     "own": (Relu, F),
+    "GENConv": (lambda: nn.GENConv(F, 5, edge_dim=D, learn_t=True), D),
+    "CGConv std": (lambda: nn.CGConv(F, D, aggr="std"), D),
     "PNAConv": (lambda: pna(edge_dim=D), D),
     "PNAConv towers": (lambda: pna(edge_dim=D, towers=2, divide_input=True, pre_layers=1, post_layers=2), D),
 }
