@@ -4,8 +4,8 @@
 #include "spmm_coo_args.h"
 
 namespace gnnfast {
-#define GNNFAST_DECLARE(ISA)                                                                          \
-  namespace ISA {                                                                                     \
+#define GNNFAST_DECLARE(ISA)                                                                    \
+  namespace ISA {                                                                               \
   void spmm_coo_rows(const SpmmCooArgs& args, DType dtype, int64_t row_begin, int64_t row_end); \
   }
 GNNFAST_DECLARE(baseline)
