@@ -143,16 +143,21 @@ class Compiled:
         self._of = {name: self._processes[i % count] for i, name in enumerate(names)}
         for name, process in self._of.items():
             process.send("prepare", name, nth)
+        alone, ended = [], set()
         for name in names:
             try:
                 self._of[name].answer()
-            except processes.Ended:  # by what another layer did: by itself
-                self._of[name].end()
-                self._of[name] = self._start()
-                self._processes.append(self._of[name])
-                self._try(name, "prepare", name, nth)
+            except processes.Ended:
+                ended.add(self._of[name])
             except RuntimeError as failed:
-                self._fail(name, failed)
+                if "OutOfMemory" in str(failed):  # which others may have to do with, as with an end
+                    alone.append(name)
+                else:
+                    self._fail(name, failed)
+        for name in [*alone, *(name for name in self._of if self._of[name] in ended)]:
+            self._of[name] = self._start()
+            self._processes.append(self._of[name])
+            self._try(name, "prepare", name, nth)
 
     def columns(self, name: str) -> dict[str, float]:
         """Those of a layer; empty where it could not be compiled, or has other gradients than PyG's uncompiled."""
@@ -196,6 +201,8 @@ class _Measured:
         if not error < TOLERANCE:
             raise ValueError(f"gradients differ by {error:.2g}")
         self._steps[name] = functools.partial(step, call, x, edge_index)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # for the other processes
 
     def time(self, name: str) -> dict[str, float]:
         found = timing.sample(self._steps[name], torch.device(self._options.device), self._graph.repeats)

@@ -10,6 +10,7 @@ import re
 from concurrent.futures import Future
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -375,15 +376,54 @@ def test_a_side_that_did_not_fit_is_in_the_chart(tmp_path: Path) -> None:
     assert ">4x<" in drawn and "out of memory without gnnfast" in drawn and "GAT" in drawn and "GIN" not in drawn
 
 
-def test_a_process_that_ends_is_one_cell(capfd) -> None:
-    """What is compiled may make a GPU fail, and with it the process: other layers are compiled by another."""
-    compiled = layers.Compiled(argparse.Namespace(device="cpu", all=False, graphs=None), on=False)
-    process = compiled._start()
+def test_a_process_that_ends_is_one_cell(capfd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compiled may make a GPU fail, and with it the process: its layers are compiled again, each by another."""
+    compiled = layers.Compiled(argparse.Namespace(device="cpu", all=False, graphs=["tiny"]), on=False)
+    done: list[tuple[str, ...]] = []
+
+    class Process:
+        def __init__(self) -> None:
+            self.asked: list[tuple[Any, ...]] = []
+
+        def send(self, *asked: Any) -> None:
+            self.asked.append(asked)
+
+        def answer(self) -> Any:
+            what, name, *_ = self.asked.pop(0)
+            if name == "ends":
+                self.send = self.fail  # type: ignore[method-assign]
+                self.answer = self.fail  # type: ignore[method-assign]
+                self.fail()
+            if name == "fails":
+                raise RuntimeError("gradients differ")
+            done.append((what, name))
+            return {"PyG compiled ms": 1.0} if what == "time" else None
+
+        def fail(self, *_: Any) -> None:
+            raise processes.Ended("the process ended")
+
+        def ask(self, *asked: Any) -> Any:
+            self.send(*asked)
+            return self.answer()
+
+        def end(self) -> None:
+            pass
+
+    monkeypatch.setattr(compiled, "_start", Process)
+    monkeypatch.setattr(layers, "PROCESSES", 1)
+    compiled.prepare(["first", "ends", "fails", "last"], 0)
+    found = {name: compiled.columns(name) for name in ("first", "ends", "fails", "last")}
+    served = {"PyG compiled ms": 1.0}
+    assert found == {"first": served, "ends": {}, "fails": {}, "last": served}
+    assert done.count(("prepare", "first")) == 2 and done.count(("prepare", "last")) == 1
+    printed = capfd.readouterr().err
+    assert "PyG, ends under torch.compile: the process ended" in printed and "PyG, fails under torch.compile" in printed
+
+
+def test_processes_apart_answer_until_they_end() -> None:
+    process = processes.Apart("layers", "--device", "cpu", "--serve", on=False)
     with pytest.raises(RuntimeError, match="AttributeError"):
         process.ask("nothing of that name")
     process.end()
     with pytest.raises(processes.Ended):
         process.ask("time", "GCNConv")
-    compiled._of["GCNConv"] = process
-    assert compiled.columns("GCNConv") == {} and compiled.columns("GCNConv") == {}
-    assert capfd.readouterr().err.count("PyG, GCNConv under torch.compile: the process that measures it ended") == 1
