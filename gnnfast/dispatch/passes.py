@@ -24,7 +24,7 @@ if _native.cpu.loaded:
     from gnnfast.ops.layer import Coo, Formats
     from gnnfast.ops.multi_reduce import MULTI_REDUCE
     from gnnfast.ops.softmax_reduce import SOFTMAX_REDUCE
-    from gnnfast.ops.spmm import ALONE, SPMM, SPMM_MAX, over_degree, run
+    from gnnfast.ops.spmm import ALONE, SPMM, SPMM_MAX, Formula, over_degree, run
     from gnnfast.ops.spmm_coo import SPMM_COO
 
 _ops = torch.ops.gnnfast
@@ -251,16 +251,6 @@ def reductions(
     return run(_ops.multi_reduce.default, *args, x.contiguous(), shift, kinds, train)  # type: ignore[no-any-return]
 
 
-def reductions_gradients(
-    graph: Graph, grad: Tensor, kept: tuple[Tensor | None, ...], kinds: list[int], needs: tuple[bool, bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of ``x`` and ``shift``, as far as ``needs`` asks for them; ``kept`` are these two and the results."""
-    x, *rest = (None if t is None else t.contiguous() for t in kept)
-    assert x is not None
-    args, ctx = graph.args(True, x.shape[1] * x.element_size()), SimpleNamespace(kinds=kinds, train=True)
-    return MULTI_REDUCE.backward(ctx, args, (x, *rest), needs, grad.contiguous())[:2]  # type: ignore[return-value]
-
-
 def softened(graph: Graph, x: Tensor, t: Tensor | None, scale: float, train: bool, place: str) -> tuple[Tensor, Tensor, Tensor]:
     """The softmax-weighted sums of ``x``, as :func:`gnnfast.dispatch.softened.reduce_rows`, and what the backward pass wants if
     ``train``."""
@@ -271,14 +261,27 @@ def softened(graph: Graph, x: Tensor, t: Tensor | None, scale: float, train: boo
     return run(_ops.softmax_reduce.default, *args, x.contiguous(), t, scale, train)  # type: ignore[no-any-return]
 
 
+def reductions_gradients(
+    graph: Graph, grad: Tensor, kept: tuple[Tensor | None, ...], kinds: list[int], needs: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of ``x`` and ``shift``, as far as ``needs`` asks for them; ``kept`` are these two and the results."""
+    return _gradients(MULTI_REDUCE, SimpleNamespace(kinds=kinds, train=True), graph, grad, kept, needs)
+
+
 def softened_gradients(
     graph: Graph, grad: Tensor, kept: tuple[Tensor | None, ...], scale: float, needs: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of ``x`` and ``t``, as far as ``needs`` asks for them; ``kept`` are these two and the results."""
+    """The same of ``x`` and ``t``."""
+    return _gradients(SOFTMAX_REDUCE, SimpleNamespace(scale=scale, train=True), graph, grad, kept, needs)
+
+
+def _gradients(
+    formula: Formula, ctx: Any, graph: Graph, grad: Tensor, kept: tuple[Tensor | None, ...], needs: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
     x, *rest = (None if t is None else t.contiguous() for t in kept)
     assert x is not None
-    args, ctx = graph.args(True, x.shape[1] * x.element_size()), SimpleNamespace(scale=scale, train=True)
-    return SOFTMAX_REDUCE.backward(ctx, args, (x, *rest), needs, grad.contiguous())[:2]  # type: ignore[return-value]
+    args = graph.args(True, x.shape[1] * x.element_size())
+    return formula.backward(ctx, args, (x, *rest), needs, grad.contiguous())[:2]  # type: ignore[return-value]
 
 
 def serves_attention(like: Tensor, heads: int, features: int, dropout: float) -> bool:

@@ -383,7 +383,7 @@ def _steps(module: Any, edge_index: Any, names: tuple[str, ...], *things: Any) -
         kinds = () if softens(aggregation) else kinds_of(aggregation)
         _check_edges(edge_index)
         given = [t for t in things if isinstance(t, Traced)]
-        if module.node_dim not in (-2, 0) or any(t.kind not in _PLAIN for t in given):
+        if module.node_dim not in (-2, 0) or any(t.kind not in _PLAIN or t.fake.layout is not torch.strided for t in given):
             raise Unsupported("an operand is not served")
     except Unsupported as error:
         _left(module, str(error))

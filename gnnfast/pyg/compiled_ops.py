@@ -387,23 +387,28 @@ REDUCTIONS = _op(
 )
 
 
-def _reductions_backward(grad: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-    *kept, kinds, to_x, to_shift = given[:8]
-    found = passes.reductions_gradients(Edges(*given[8:]).graph, grad, tuple(kept), kinds, (to_x, to_shift))
-    return tuple(_empty(grad, 0) if t is None else t for t in found)  # type: ignore[return-value]
+def _several_backward(gradients: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The backward pass of this op and of the next, whose operands are alike."""
+
+    def run(grad: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+        *kept, which, to_x, to_other = given[:8]
+        found = gradients(Edges(*given[8:]).graph, grad, tuple(kept), which, (to_x, to_other))
+        return tuple(_empty(grad, 0) if t is None else t for t in found)  # type: ignore[return-value]
+
+    return run
 
 
-def _reductions_backward_fake(grad: Tensor, x: Tensor, shift: Any, *given: Any) -> tuple[Tensor, Tensor]:
-    to_x, to_shift = given[4:6]
-    return _empty(x, *(x.shape if to_x else (0,))), _empty(x, *(shift.shape if to_shift else (0,)))
+def _several_backward_fake(grad: Tensor, x: Tensor, other: Any, *given: Any) -> tuple[Tensor, Tensor]:
+    to_x, to_other = given[4:6]
+    return _empty(x, *(x.shape if to_x else (0,))), _empty(x, *(other.shape if to_other else (0,)))
 
 
 REDUCTIONS_BACKWARD = _op(
     "edge_index_reductions_backward",
     "Tensor grad, Tensor x, Tensor? shift, Tensor out, Tensor kept, Tensor ties, int[] kinds, bool to_x, bool to_shift",
     "(Tensor, Tensor)",
-    _reductions_backward,
-    _reductions_backward_fake,
+    _several_backward(passes.reductions_gradients),
+    _several_backward_fake,
 )
 
 
@@ -431,18 +436,12 @@ SOFTENED = _op(
 )
 
 
-def _softened_backward(grad: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-    *kept, scale, to_x, to_t = given[:8]
-    found = passes.softened_gradients(Edges(*given[8:]).graph, grad, tuple(kept), scale, (to_x, to_t))
-    return tuple(_empty(grad, 0) if t is None else t for t in found)  # type: ignore[return-value]
-
-
 SOFTENED_BACKWARD = _op(
     "edge_index_softened_backward",
     "Tensor grad, Tensor x, Tensor? t, Tensor out, Tensor most, Tensor total, float scale, bool to_x, bool to_t",
     "(Tensor, Tensor)",
-    _softened_backward,
-    _reductions_backward_fake,
+    _several_backward(passes.softened_gradients),
+    _several_backward_fake,
 )
 
 
