@@ -205,7 +205,10 @@ class _Measured:
             torch.cuda.empty_cache()  # for the other processes
 
     def time(self, name: str) -> dict[str, float]:
-        found = timing.sample(self._steps[name], torch.device(self._options.device), self._graph.repeats)
+        device = torch.device(self._options.device)
+        for _ in range(UNTIL_SETTLED if device.type == "cuda" else 0):
+            self._steps[name]()
+        found = timing.sample(self._steps[name], device, self._graph.repeats)
         return found.columns(f"{'gnnfast' if gnnfast.is_enabled() else 'PyG'} compiled")
 
 

@@ -3,6 +3,7 @@ Framework-free, on unchecked operands."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -47,29 +48,40 @@ def takes(x: Tensor) -> bool:
 def gate(graph: Graph, factors: tuple[Factor, ...], weight: Tensor | None, reduce: str, place: str) -> Tensor:
     """The sum or mean over the in-edges of each node of the product of one or two ``factors`` and, if given, a ``weight [E]`` in
     the user's edge order: ``[num_dst, F]``, 0 where there are no edges. Differentiable any number of times."""
-    if graph.is_cuda:
-        ids.check()
-        factors = tuple(map(_multiplied, factors))  # kernels make no products there
+    parts, roles, acts = operands(factors, weight)
+    parts = [t.contiguous() for t in parts]
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in parts)
+    args = adjacency(graph, parts, reduce, needs_grad, place)
+    return (_gate if needs_grad else gated)(args, roles, acts, reduce == "mean", *parts)  # type: ignore[no-any-return]
+
+
+def operands(factors: tuple[Factor, ...], weight: Tensor | None) -> tuple[list[Tensor], list[int], list[int]]:
+    """What kernels take, and their roles; and the activations."""
+    factors = tuple(map(_multiplied, factors))
     given = {role(k, part): t for k, f in enumerate(factors) for part in PARTS if (t := getattr(f, part)) is not None}
     if weight is not None:
         given[WEIGHT] = weight.view(-1, 1)
     roles = sorted(given, key=lambda of: has_features(of), reverse=True)  # the first of them says how many
-    parts = [given[of].contiguous() for of in roles]
-    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in parts)
-    args = graph.args(needs_grad, parts[0].shape[1] * parts[0].element_size())
+    return [given[of] for of in roles], roles, [ACTIVATIONS[f.act] for f in factors]
+
+
+def adjacency(graph: Graph, parts: list[Tensor], reduce: str, train: bool, place: str) -> Matrix:
+    """The graph as kernels take it; the call is counted."""
+    if graph.is_cuda:
+        ids.check()
     count(graph, place, f"gates, {reduce}", "over CSR, no message exists", parts[0].nbytes)
-    how = roles, [ACTIVATIONS[f.act] for f in factors], reduce == "mean"
-    return (_gate if needs_grad else _gated)(args, *how, *parts)  # type: ignore[no-any-return]
+    return graph.args(train, parts[0].shape[1] * parts[0].element_size())
 
 
 def _multiplied(factor: Factor) -> Factor:
-    if factor.attr is None or factor.matrix is None:
+    """With the product made on a GPU, where kernels make none."""
+    if factor.attr is None or factor.matrix is None or not factor.attr.is_cuda:
         return factor
     product = factor.attr @ factor.matrix
     return factor._replace(edge=product if factor.edge is None else factor.edge + product, attr=None, matrix=None)
 
 
-def _gated(args: Matrix, roles: list[int], acts: list[int], mean: bool, *parts: Tensor) -> Tensor:
+def gated(args: Matrix, roles: list[int], acts: list[int], mean: bool, *parts: Tensor) -> Tensor:
     return run(_ops.edge_gate.default, *args, list(parts), roles, acts, mean)  # type: ignore[no-any-return]
 
 
@@ -79,24 +91,31 @@ class _Gate(torch.autograd.Function):
         ctx.graph, ctx.how = args, (roles, acts, mean)
         ctx.save_for_backward(*parts)
         with torch.no_grad():
-            return _gated(args, roles, acts, mean, *parts)
+            return gated(args, roles, acts, mean, *parts)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        parts, needed = ctx.saved_tensors, ctx.needs_input_grad[4:]
-        graph, (roles, acts, mean) = ctx.graph, ctx.how
+        parts, needed, graph = ctx.saved_tensors, ctx.needs_input_grad[4:], ctx.graph
         if torch.is_grad_enabled():
             found = differentiable(lambda *parts: composed(graph, parts, *ctx.how), parts, needed, grad)
-            return None, None, None, None, *found
-        grad = (over_degree(graph.rowptr, grad) if mean else grad).contiguous()
-        by_role: dict[int, Tensor] = {}
-        for transposed in (False, True):
-            needs = [of for of, is_needed in zip(roles, needed) if is_needed and is_of_sources(of) == transposed]
-            if needs:
-                way = graph.transposed if transposed else graph
-                gradients = run(_ops.edge_gate_backward.default, *way, list(parts), roles, acts, grad, needs, transposed)
-                by_role.update(zip(needs, gradients))
-        return None, None, None, None, *map(by_role.get, roles)
+        else:
+            found = gradients(graph, parts, *ctx.how, grad, needed)
+        return None, None, None, None, *found
+
+
+def gradients(
+    graph: Matrix, parts: Sequence[Tensor], roles: list[int], acts: list[int], mean: bool, grad: Tensor, needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """Those of the parts that need one."""
+    grad = (over_degree(graph.rowptr, grad) if mean else grad).contiguous()
+    by_role: dict[int, Tensor] = {}
+    for transposed in (False, True):
+        needs = [of for of, is_needed in zip(roles, needed) if is_needed and is_of_sources(of) == transposed]
+        if needs:
+            way = graph.transposed if transposed else graph
+            found = run(_ops.edge_gate_backward.default, *way, list(parts), roles, acts, grad, needs, transposed)
+            by_role.update(zip(needs, found))
+    return [*map(by_role.get, roles)]
 
 
 if _native.cpu.loaded:

@@ -8,16 +8,18 @@ and not when somebody replaces one of a class.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.comptime import comptime
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -25,16 +27,20 @@ from gnnfast import _native
 from gnnfast.config import settings
 from gnnfast.dispatch.passes import serves_attention
 from gnnfast.dispatch.select import Layer, cannot_win, linear_first
+from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import attention as eager
 from gnnfast.pyg import compiled_ops as ops
 from gnnfast.pyg import pna
 from gnnfast.pyg.aggregations import is_softened, kinds_of, may_be_several, softens, temperature
+from gnnfast.pyg.compiled_rows import Call, Graph, follow, reduced
+from gnnfast.pyg.kinds import Exists
+from gnnfast.pyg.known import replaced_in_softmax
 from gnnfast.pyg.layers import GCN, GRAPH, REORDERED, SAGE, SG, Form, is_product, parts_of
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, means_relu
 from gnnfast.pyg.norm import keeps_to_itself
 from gnnfast.pyg.propagate import weight_of
-from gnnfast.pyg.verdict import check_module, check_steps, message_of
+from gnnfast.pyg.verdict import OfClass, check_module, check_steps, message_of, reduction_of
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, KINDS, LINEAR
 from gnnfast.unsupported import Unsupported
@@ -51,21 +57,23 @@ TOO_SMALL = "PyG's own", "too small to gain in compiled code"
 
 # ---- questions while tracing -------------------------------------------------------------------------------------------------
 class Traced(NamedTuple):
-    """A tensor that is traced: its stand-in without values, and whether it is an input of the compiled code, which nothing in the
-    code has written into: then it is the user's own when the code runs."""
+    """A tensor that is traced: its stand-in without values, whether it is an input of the compiled code, which nothing in the code
+    has written into (then it is the user's own when the code runs), and what it is in the compiler's graph."""
 
     fake: Any
     kind: type
     given: bool
+    node: Any
 
 
 class _State(threading.local):
     """``frame`` is the one of :func:`_ask`, while its question is answered; ``said`` a layer of which it is said why PyG's forward
-    runs, until it calls ``propagate``."""
+    runs, until it calls ``propagate``; ``messages`` what the ``message()`` that is traced is called with."""
 
     frame: Any = None
     answer: Any = None
     said: Any = None
+    messages: Any = None
 
 
 _state = _State()
@@ -102,12 +110,36 @@ def _real(variable: Any) -> Any:
         given = (
             node.op in ("placeholder", "get_attr") and node.graph is _state.frame.output.root_tracer.graph and fake._version == 0
         )
-        return Traced(fake, variable.python_type(), given)
+        return Traced(fake, variable.python_type(), given, node)
     if isinstance(variable, torch._dynamo.variables.SymNodeVariable):
         return variable.sym_num
     if variable.is_python_constant():
         return variable.as_python_constant()
     return getattr(variable, "value", variable)
+
+
+def _make(question: Callable[..., Any], messages: Any, *things: Any) -> Any:
+    """Two tensors, each ``None`` if there is none, of nodes that ``question(messages, *things)`` has put into the compiler's
+    graph."""
+    out = None
+    comptime(_put)
+    return out, messages
+
+
+def _put(ctx: Any) -> None:
+    frame = _state.frame = ctx._i_will_not_complain_if_bc_breaks_InstructionTranslator()
+    question, messages, things = (frame.symbolic_locals[name].realize() for name in ("question", "messages", "things"))
+    try:
+        nodes = question.as_python_constant()(_real(messages), *map(_real, things.items))
+    except (Exists, GuardOnDataDependentSymNode):
+        nodes = None, None
+    finally:
+        _state.frame = None
+    for name, node in zip(("out", "messages"), nodes):
+        if node is not None:
+            del node.meta["example_value"]  # wrap_fx_proxy makes its own
+            proxy = torch.fx.Proxy(node, frame.output.current_tracer)
+            frame.symbolic_locals[name] = torch._dynamo.variables.builder.wrap_fx_proxy(frame, proxy)
 
 
 def _caller(frames: int) -> Any:
@@ -274,11 +306,14 @@ def _message(module: Any, *_: Any) -> Any:
             raise Unsupported(reason)
         verdict = check_module(module)
         if verdict.message is DOT_ATTENTION and is_dispatched(type(module).forward):
-            return None  # which has said why
+            _state.said = module  # by which it is said why
+            return None
         if verdict.message is DOT_ATTENTION:
             raise Unsupported("attention of another forward than the layer's")
     except Unsupported as error:
-        _left(module, str(error))
+        if not (isinstance(error, OfClass) and reduction_of(module)):  # else of its steps
+            _left(module, str(error))
+            _state.said = module
         return None
     message, adds = verdict.message, None
     if message.form in RELU_FORMS:
@@ -372,15 +407,15 @@ def _steps(module: Any, edge_index: Any, names: tuple[str, ...], *things: Any) -
     several reductions: which rows are lifted from nodes, what message() and update() ask for, whether messages are the rows
     themselves, the reductions, none of which is softmax, and the place of the report; ``None`` if PyG's own must run."""
     said, _state.said = _state.said is module, None
-    if said or not _is_several(module):
+    if said:
         return None  # it is said why
     try:
         reason, steps, aggregation = _context(), check_steps(module), module.aggr_module
-        if reason or steps.collected is None or steps.collected.made or not steps.known_aggregate:
-            raise Unsupported(reason or "collect() makes what message() asks for, or aggregate() is overridden")
+        if reason or steps.collected is None or not steps.known_aggregate:
+            raise Unsupported(reason or "message() asks for adj_t, or aggregate() is overridden")
         if not {*steps.collected.given} <= {*names} or not {of_nodes for _, of_nodes, _ in steps.collected.lifted} <= {*names}:
             raise Unsupported("message() asks for what was not passed to propagate()")
-        kinds = () if softens(aggregation) else kinds_of(aggregation)
+        kinds = () if steps.reduce or softens(aggregation) else kinds_of(aggregation)
         _check_edges(edge_index)
         given = [t for t in things if isinstance(t, Traced)]
         if module.node_dim not in (-2, 0) or any(t.kind not in _PLAIN or t.fake.layout is not torch.strided for t in given):
@@ -390,7 +425,7 @@ def _steps(module: Any, edge_index: Any, names: tuple[str, ...], *things: Any) -
         return None
     widths = [(_hint(t.fake.shape[1]), t.fake.dtype) for t in given if t.fake.dim() == 2]
     width, dtype = max(widths, key=lambda found: found[0], default=(USUAL_WIDTH, torch.float32))
-    times = sum(STATISTICS_TIMES.get(kind, 1) for kind in kinds) if kinds else SOFTMAX_TIMES
+    times = sum(STATISTICS_TIMES.get(kind, 1) for kind in kinds or (steps.reduce,)) if kinds or steps.reduce else SOFTMAX_TIMES
     if _is_small(edge_index, width, dtype, times):
         ran(steps.place, *TOO_SMALL)
         return None
@@ -398,7 +433,7 @@ def _steps(module: Any, edge_index: Any, names: tuple[str, ...], *things: Any) -
     found = message_of(message)
     plain = found is not None and found.weight is None and found.form not in RELU_FORMS
     plain = plain and [name for name, *_ in steps.collected.lifted] == [*steps.message] and steps.message[0] not in steps.update
-    return steps.collected.lifted, steps.message, steps.update, plain, kinds, steps.place
+    return steps.collected.lifted, steps.message, steps.update, plain, steps.reduce, kinds, steps.place
 
 
 def _in_steps(
@@ -410,6 +445,7 @@ def _in_steps(
     asked: Any,
     update: Any,
     plain: bool,
+    reduce: str,
     kinds: tuple[str, ...],
     place: str,
 ) -> Any:
@@ -437,20 +473,94 @@ def _in_steps(
         return _declined(module)
     messages: Any
     edges = edge_index, num_src, num_dst, to_target, "given" if plain else "incidence", place
+    ids = edge_index[i], edge_index[j]
     if plain:
         messages = rows[asked[0]][0]
     else:
+        found |= {"edge_index": edge_index, "edge_index_i": ids[0], "edge_index_j": ids[1], "index": ids[0], "ptr": None}
+        found |= {"size": sizes, "size_i": num_dst, "size_j": num_src, "dim_size": num_dst}
+        gathered = []
         for name, (x, end) in rows.items():
-            found[name] = None if x is None else x.index_select(0, edge_index[end])
+            found[name] = None if x is None else x.index_select(0, ids[0 if end == i else 1])
+            if x is not None:
+                gathered += [found[name], x, end == i]
+        _ask(_begin, *ids, *edges, *gathered)
         messages = module.message(**{name: found[name] for name in asked})
     out = None
     if isinstance(messages, Tensor) and (plain or messages.shape[0] == edge_index.shape[1]):
-        out = _several(module.aggr_module, messages, kinds, edges)
+        if not plain:
+            out, messages = _make(_follow, messages, module, reduce)
+        if out is None and not reduce:
+            out = _several(module.aggr_module, messages, kinds, edges)
     if out is None and plain:
         return _declined(module)
     if out is None:
-        out = module.aggregate(messages, index=edge_index[i], ptr=None, dim_size=num_dst)
+        if reduce:
+            _ask(_left, module, "messages of such a message() must exist")
+        out = module.aggregate(messages, index=ids[0], ptr=None, dim_size=num_dst)
     return module.update(out, **{name: found[name] for name in update})
+
+
+class _Messages(NamedTuple):
+    """What a ``message()`` is called with: the ids at both ends, the edges of the kernel that reduces its messages, and of rows
+    that are gathered the features and their side, by node."""
+
+    dst: Traced
+    src: Traced
+    edges: ops.Edges
+    gathered: dict[Any, tuple[Any, int]]
+
+
+def _begin(dst: Any, src: Any, edge_index: Any, *things: Any) -> None:
+    num_src, num_dst, to_target, _, place, *rows = things
+    gathered = {row.node: (x.fake, BY_DST if is_dst else BY_SRC) for row, x, is_dst in zip(*[iter(rows)] * 3)}
+    _state.messages = _Messages(dst, src, ops.Edges(edge_index.fake, num_src, num_dst, to_target, "given", place), gathered)
+
+
+@contextlib.contextmanager
+def _entered(like: Traced) -> Iterator[Graph]:
+    """The compiler's graph, whose last node is the last that was traced. Raises Exists where nothing may be put into it."""
+    output = _state.frame.output
+    if torch.is_autocast_enabled(like.fake.device.type) or output.root_tracer.graph is not output.graph:
+        raise Exists
+    with _state.frame.fake_mode, enable_python_dispatcher(), Graph(output.graph) as graph:
+        yield graph
+
+
+def _follow(messages: Any, module: Any, reduce: str) -> tuple[Any, Any]:
+    """The nodes of the reduced messages, if kernels reduce them without making them, and of messages that must exist, if they are
+    made of products at nodes."""
+    (dst, src, edges, gathered), _state.messages = _state.messages, None
+    with _entered(dst) as graph:
+        since = min(gathered, default=messages.node)
+        call = Call(edges, (dst.fake, src.fake), _hint)
+        rows = follow(graph, call, gathered, [node for node in graph.nodes if since < node])
+        found = None
+        if reduce and messages.node in rows:
+            found = reduced(graph, rows[messages.node], module.node_dim, reduce, module.training)
+        return None if found is None else graph.node_of(found), graph.replaced.get(messages.node)
+
+
+def softmax(src: Any, index: Any, ptr: Any, num_nodes: Any, dim: Any) -> Any:
+    """What is traced for ``softmax``: served where a ``message()`` asks for that over the edges at each destination."""
+    if not torch.compiler.is_dynamo_compiling() or not isinstance(src, Tensor):
+        return NotImplemented
+    out = _make(_softmax, src, index, ptr, num_nodes, dim)[0]
+    return NotImplemented if out is None else out
+
+
+def _softmax(src: Any, index: Any, ptr: Any, num_nodes: Any, dim: Any) -> tuple[Any, Any]:
+    of, fake = _state.messages, src.fake
+    if of is None or not isinstance(index, Traced) or index.node is not of.dst.node or ptr is not None or replaced_in_softmax():
+        return None, None
+    if dim not in (0, -fake.dim()) or fake.dim() not in (1, 2) or fake.dtype not in FEATURE_DTYPES or src.kind not in _PLAIN:
+        return None, None
+    if num_nodes != of.edges.num_dst or fake.shape[0] != of.edges.edge_index.shape[1] or fake.device != of.dst.fake.device:
+        return None, None
+    with _entered(index) as graph:
+        graph.after = next(iter(reversed(graph.nodes)))
+        share = ops.SOFTMAX(fake if fake.dim() == 2 else fake.unsqueeze(1), None, None, 1.0, *of.edges)
+        return graph.node_of(share if fake.dim() == 2 else share.squeeze(1)), None
 
 
 def _declined(module: Any) -> Any:
@@ -853,6 +963,7 @@ def _gather(x: Tensor, edges: Any) -> Tensor:
 TRACED: dict[str, Callable[[FunctionType], Callable[..., Any]]] = {
     "MessagePassing.propagate": lambda _: propagate,
     "gcn_norm": make_gcn_norm,
+    "softmax": lambda _: softmax,
     "GCNConv.forward": make_layer(GCN),
     "SGConv.forward": make_layer(SG),
     "SAGEConv.forward": make_layer(SAGE),

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gnnfast.cache import note_variable
-from gnnfast.dispatch import execute, passes
+from gnnfast.dispatch import execute, gates, passes
 from gnnfast.graph import Graph
 from gnnfast.ops.edge_relu import kept_unit
 from gnnfast.ops.multi_reduce import sizes as reduce_sizes
@@ -103,7 +103,7 @@ def _differentiate(op: Any, keep: Callable[..., tuple[Any, ...]], backward: Call
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.save_for_backward(*keep(ctx, output, *inputs))
-        ctx.rest = tuple(None if isinstance(t, Tensor) else t for t in inputs)
+        ctx.rest = tuple(None if isinstance(t, Tensor) or (n == 0 and isinstance(t, list)) else t for n, t in enumerate(inputs))
 
     def run(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         found = backward(ctx, *ctx.saved_tensors, *grads)
@@ -784,3 +784,59 @@ def _relu_gradient(ctx: Any, kept: Tensor, edge_index: Tensor, grad: Tensor, _: 
 
 _differentiate(RELU, _relu_keep, _relu_gradient)
 _once(RELU_BACKWARD)
+
+
+# ---- gates -------------------------------------------------------------------------------------------------------------------
+# edge_index_gate(parts, roles, acts, mean, train, edges) -> [M, F]: as :mod:`gnnfast.ops.edge_gate`
+# edge_index_gate_backward(grad, parts, roles, acts, mean, needs, edges) -> the gradients of the parts that need one
+
+
+def _gate(parts: list[Tensor], roles: list[int], acts: list[int], mean: bool, train: bool, *rest: Any) -> Tensor:
+    edges = Edges(*rest)
+    parts = [t.contiguous() for t in parts]
+    args = gates.adjacency(edges.graph, parts, "mean" if mean else "sum", train, edges.place)
+    return gates.gated(args, roles, acts, mean, *parts)
+
+
+def _gate_fake(parts: list[Tensor], roles: list[int], acts: list[int], mean: bool, train: bool, *rest: Any) -> Tensor:
+    return _empty(parts[0], Edges(*rest).num_dst, parts[0].shape[1])
+
+
+GATE = _op("edge_index_gate", "Tensor[] parts, int[] roles, int[] acts, bool mean, bool train", "Tensor", _gate, _gate_fake)
+
+
+def _gate_backward(
+    grad: Tensor, parts: list[Tensor], roles: list[int], acts: list[int], mean: bool, needs: list[bool], *rest: Any
+) -> list[Tensor]:
+    parts = [t.contiguous() for t in parts]
+    args = Edges(*rest).graph.args(True, parts[0].shape[1] * parts[0].element_size())
+    return [t for t in gates.gradients(args, parts, roles, acts, mean, grad, needs) if t is not None]
+
+
+def _gate_backward_fake(grad: Tensor, parts: list[Tensor], *rest: Any) -> list[Tensor]:
+    return [_empty(t, *t.shape) for t, need in zip(parts, rest[3]) if need]
+
+
+GATE_BACKWARD = _op(
+    "edge_index_gate_backward",
+    "Tensor grad, Tensor[] parts, int[] roles, int[] acts, bool mean, bool[] needs",
+    "Tensor[]",
+    _gate_backward,
+    _gate_backward_fake,
+)
+
+
+def _gate_keep(ctx: Any, _: Any, parts: list[Tensor], *rest: Any) -> Any:
+    return *parts, rest[4]
+
+
+def _gate_gradient(ctx: Any, *kept: Any) -> tuple[Any, ...]:
+    *parts, edge_index, grad = kept
+    roles, acts, mean = ctx.rest[1:4]
+    needs = [*ctx.needs_input_grad[0]]
+    found = iter(GATE_BACKWARD(grad, parts, roles, acts, mean, needs, edge_index, *ctx.rest[-5:]))
+    return ([next(found) if need else None for need in needs],)
+
+
+_differentiate(GATE, _gate_keep, _gate_gradient)
+_once(GATE_BACKWARD)

@@ -1,6 +1,6 @@
 """What rows of edges that do not exist may be, as what they would be made of. Each kind has the ``call`` of a ``message()`` that it
 is for (:mod:`gnnfast.pyg.rows`), a ``shape``, a tensor that it is ``like`` in dtype and device, and a ``value()``; most also what a
-reduction makes of them, ``aggregate(reduce, training)``, ``None`` where they must exist for it."""
+reduction makes of them, ``aggregate(reduce, training)``, ``None`` where they must exist for it. Kernels are those of the call."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from gnnfast import _native
-from gnnfast.dispatch import edges, execute, gates, several
-from gnnfast.graph import Graph
-from gnnfast.graph.formats import BY_DST, BY_SRC
+from gnnfast.dispatch import edges, gates
+from gnnfast.graph.formats import BY_SRC
 from gnnfast.types import ACTIVATIONS, FEATURE_DTYPES, LINEAR
 
 if _native.cpu.loaded:
-    from gnnfast.ops.convert import derived
     from gnnfast.ops.edge_gate import FUNCTIONS
 
 
@@ -46,7 +44,7 @@ class Gathered:
         """The rows as they are before anybody writes into them."""
         if self.source is not None and not self.source.is_written():
             return self.source.value().view(self.shape)
-        return edges.gather(self.x, self.call.ends, self.side)
+        return self.call.gather(self.x, self.side)  # type: ignore[no-any-return]
 
     def kept(self) -> Tensor:
         """Rows of nodes that a backward pass may find as they are now: users may write into theirs, as a framework allows that
@@ -54,14 +52,14 @@ class Gathered:
         if self.own or not self.call.grad_enabled:
             return self.x
         if self._kept is None:
-            used = _used(self.call.ends.towards(self.side))
+            used = self.call.used(self.side)
             self._kept = torch.where(used.view(-1, *(1,) * (self.x.dim() - 1)), self.x, 0)
         return self._kept
 
     def saved(self) -> Tensor:
         """The same for kernels, which read no rows of nodes without edges: ``[nodes, F]``."""
         x = self.x.reshape(self.x.shape[0], -1)
-        return x if self.own or not self.call.grad_enabled else x.clone(memory_format=torch.contiguous_format)
+        return x if self.own or not self.call.grad_enabled else self.call.saved(x)
 
     def of(self, x: Tensor) -> Gathered:
         """Other rows of the same nodes, which nobody else has."""
@@ -72,21 +70,9 @@ class Gathered:
         return _aggregated(self, None, reduce, training, self.x.shape[1:])
 
 
-def _used(graph: Graph) -> Tensor:
-    """Which destinations have edges."""
-    rowptr = graph.csr.rowptr
-
-    def make() -> Tensor:
-        return rowptr.diff() > 0
-
-    kept = derived(rowptr, "used", make)
-    return make() if kept is None else kept
-
-
 def _aggregated(of: Gathered, weight: Tensor | None, reduce: str, training: bool, row: Sequence[int]) -> Tensor:
-    how: Any = dict(place=of.call.place, ties="scatter", training=training, copies=not of.own)
     x = of.x.reshape(of.x.shape[0], -1)
-    return edges.shaped(execute.aggregate(of.call.ends.towards(BY_DST), x, weight, reduce, **how), row)
+    return edges.shaped(of.call.weighted(x, weight, reduce, training, not of.own), row)
 
 
 class Weighted:
@@ -141,10 +127,7 @@ class Pair:
         return self.a.x.requires_grad or self.b.x.requires_grad
 
     def value(self) -> Tensor:
-        if self.a.x.is_cuda:
-            return getattr(self.a.now(), self.how)(self.b.now())
-        a, b = ((k.kept() if self.how == "mul" else k.x).flatten(1).contiguous() for k in (self.a, self.b))
-        return edges.combine(a, b, self.call.ends, self.a.side, self.how).view(self.shape)
+        return self.call.combine(self)  # type: ignore[no-any-return]
 
     def aggregate(self, reduce: str, training: bool) -> Tensor | None:
         """The sum or mean at each destination."""
@@ -283,18 +266,18 @@ class Term:
         assert out is not None
         return out if self.act == "identity" else FUNCTIONS[ACTIVATIONS[self.act]](out)  # type: ignore[no-any-return]
 
-    def factor(self) -> gates.Factor:
+    def factor(self, call: Any) -> gates.Factor:
         """The operands of a kernel."""
         self.check()
         edge = self.edge
         if edge is not None:
             edge = edge.reshape(edge.shape[0], -1)
             if not self.own and torch.is_grad_enabled():  # a framework that keeps the sum allows users to write into theirs
-                edge = edge.clone(memory_format=torch.contiguous_format)
+                edge = call.saved(edge)
         src, scale, shift = (None if kind is None else kind.saved() for kind in (self.src, self.scale, self.shift))
         attr, matrix = self.product or (None, None)
         if attr is not None and matrix is not None:
-            attr, matrix = attr.clone() if torch.is_grad_enabled() else attr, matrix.t()
+            attr, matrix = call.saved(attr) if torch.is_grad_enabled() else attr, matrix.t()
         return gates.Factor(src, scale, shift, edge, attr, matrix, self.act)
 
 
@@ -350,20 +333,20 @@ class Gate:
     def aggregate(self, reduce: str, training: bool) -> Tensor | None:
         """The reduction at each destination; of an extremum, if it is one of weighted rows."""
         self.check()
-        term, graph = self.terms[0], self.call.ends.towards(BY_DST)
+        term = self.terms[0]
         is_one = len(self.terms) == 1 and self.weight is None and self.number == 1
         if is_one and reduce == "sum" and term.act == "relu" and term.is_sum_with_edges and self.like.dtype in FEATURE_DTYPES:
             term.check()
             assert term.src is not None and term.edge is not None
-            return execute.edge_relu(graph, term.src.x, term.edge.contiguous(), place=self.call.place)
+            return self.call.edge_relu(term.src.x, term.edge.contiguous())  # type: ignore[no-any-return]
         if not gates.takes(self.like) or not saves(*self.ends):
             return None
         if reduce not in LINEAR:
             return self._extremum(reduce, training)
-        factors, weight = tuple(term.factor() for term in self.terms), self.weight
+        factors, weight = tuple(term.factor(self.call) for term in self.terms), self.weight
         if weight is not None and torch.is_grad_enabled():
-            weight = weight.clone()
-        out = gates.gate(graph, factors, weight, reduce, self.call.place)
+            weight = self.call.saved(weight)
+        out = self.call.gate(factors, weight, reduce)
         return edges.shaped(out if self.number == 1 else out * self.number, self.shape[1:])
 
     def _extremum(self, reduce: str, training: bool) -> Tensor | None:
@@ -407,14 +390,14 @@ class Projected:
         out = self.of.aggregate(reduce, training) if reduce in LINEAR else None
         if out is None or self.bias is None:
             return None if out is None else functional.linear(out, self.weight)
-        degree = several.degrees(self.call.ends.towards(BY_DST), out.dtype)
+        degree = self.call.degrees(out.dtype)
         times = degree if reduce == "sum" else degree.clamp(max=1)
         return torch.addmm(times * self.bias, out, self.weight.t())
 
 
 def saves(*kinds: Any) -> bool:
     """Whether these are rows of nodes, of which there are fewer than edges."""
-    return all(isinstance(kind, Gathered) and kind.x.shape[0] <= kind.call.edges for kind in kinds)
+    return all(isinstance(kind, Gathered) and kind.call.is_fewer(kind.x) for kind in kinds)
 
 
 def version_of(t: Tensor) -> int | None:

@@ -14,15 +14,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from gnnfast.dispatch import edges, execute, gates
 from gnnfast.graph.formats import BY_DST, BY_SRC
-from gnnfast.pyg.guards import PLAIN
+from gnnfast.pyg import guards
 from gnnfast.pyg.kinds import Gate, Gathered, Joined, Pair, Projected, Term, Weighted, saves
 from gnnfast.pyg.layers import REORDERED
 from gnnfast.pyg.rows import HANDLERS, Rows, kind_of
 from gnnfast.types import FEATURE_DTYPES
+
+# The compiler's stand-ins are among them: what handlers make in its code is put into it (gnnfast.pyg.compiled_rows).
+_TENSORS, _PLAIN = (Tensor, FakeTensor), (*guards.PLAIN, FakeTensor)
 
 
 def _handles(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -34,12 +38,12 @@ def _handles(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., An
 
 
 def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:
-    return tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    return tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], (int, torch.SymInt)) else shape
 
 
 def _tail(kind: Any, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """The dimensions after the first of rows that are seen in another shape; ``None`` if the first is no longer the edges."""
-    if not shape or not all(isinstance(n, int) for n in shape):
+    if not shape or not all(isinstance(n, (int, torch.SymInt)) for n in shape):
         return None
     row, tail = math.prod(kind.shape[1:]), list(shape[1:])
     if shape[0] not in (-1, kind.call.edges):
@@ -144,7 +148,7 @@ for _name, _functions in {
 @_handles(functional.linear)
 def _linear(t: Any, weight: Any, bias: Any = None) -> Any:
     kind = kind_of(t)
-    if kind is None or type(weight) not in PLAIN or type(bias) not in (*PLAIN, type(None)) or weight.dim() != 2:
+    if kind is None or type(weight) not in _PLAIN or type(bias) not in (*_PLAIN, type(None)) or weight.dim() != 2:
         return NotImplemented
     if kind.like.dtype not in REORDERED or weight.dtype is not kind.like.dtype or torch.is_autocast_enabled(weight.device.type):
         return NotImplemented
@@ -189,7 +193,7 @@ def _cat(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     parts: list[Any] = []
     for t in tensors:
         kind = kind_of(t)
-        part = (t.clone() if t.is_inference() else t) if kind is None and type(t) is Tensor else kind
+        part = (t.clone() if t.is_inference() else t) if kind is None and type(t) in _TENSORS else kind
         if isinstance(part, (Pair, Gate)):  # of which nothing can be said at nodes
             part = t.value()
         if not isinstance(part, (Gathered, Tensor)) or t.dim() != 2:
@@ -207,7 +211,7 @@ def _cat(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
 @_handles(Tensor.matmul, torch.matmul, Tensor.mm, torch.mm, Tensor.__matmul__)
 def _matmul(t: Any, weight: Any) -> Any:
     kind = kind_of(t)
-    if not saves(kind) or type(weight) not in PLAIN or weight.dim() != 2 or kind.x.dtype not in REORDERED:
+    if not saves(kind) or type(weight) not in _PLAIN or weight.dim() != 2 or kind.x.dtype not in REORDERED:
         return NotImplemented
     return NotImplemented if torch.is_autocast_enabled(weight.device.type) else kind.of(kind.kept().matmul(weight))
 
@@ -249,16 +253,16 @@ def _product(a: Any, b: Any) -> Any:
     gate = Gate.of(a)
     if gate is None or not gates.takes(gate.like):
         return NotImplemented
-    if type(b) is Tensor and not _is_of_edges(b, a):
+    if type(b) in _TENSORS and not _is_of_edges(b, a):
         is_weight = tuple(b.shape) == (gate.shape[0], *(1,) * (len(gate.shape) - 1)) and not b.is_inference()
         if not is_weight or b.dtype is not gate.like.dtype or b.device != gate.like.device:
             return NotImplemented
         gate.check()
         weight = b.view(-1) if gate.weight is None else gate.weight * b.view(-1)
         return Gate(*gate.terms, weight=weight, number=gate.number)
-    if type(b) is not Tensor and (a.shape != b.shape or a.like.dtype is not b.like.dtype):
+    if type(b) not in _TENSORS and (a.shape != b.shape or a.like.dtype is not b.like.dtype):
         return NotImplemented
-    other = Gate(Term(edge=b)) if type(b) is Tensor else Gate.of(b)
+    other = Gate(Term(edge=b)) if type(b) in _TENSORS else Gate.of(b)
     product = None if other is None else gate.times(other)
     return NotImplemented if product is None else product
 
@@ -333,7 +337,7 @@ def _total(kind: Any, other: Any) -> Any:
 def _is_of_edges(t: Any, kind: Any) -> bool:
     """Whether a tensor has a row for each edge, as rows of nodes at their ends have."""
     return (
-        type(t) is Tensor
+        type(t) in _TENSORS
         and isinstance(kind, (Gathered, Pair, Gate))
         and kind.like.dim() == 2
         and kind.like.dtype in FEATURE_DTYPES
@@ -351,7 +355,7 @@ def _is_number(value: Any) -> bool:
 
 def _is_of_all(t: Any, kind: Any) -> bool:
     """Whether a tensor is the same for each edge, and a product with it as large as the rows."""
-    if type(t) not in PLAIN or t.dtype is not kind.like.dtype or t.device != kind.like.device:
+    if type(t) not in _PLAIN or t.dtype is not kind.like.dtype or t.device != kind.like.device:
         return False
     shape, rows = tuple(t.shape), kind.shape
     if len(shape) > len(rows) or (len(shape) == len(rows) and shape[0] != 1):
@@ -363,7 +367,7 @@ def _weighted(kind: Any, weight: Any) -> Any:
     """Rows times a number for each edge, or for each edge and head."""
     before = kind if isinstance(kind, Weighted) and not kind.heads_summed else None
     of = kind if before is None else before.rows
-    if type(weight) is not Tensor or not isinstance(of, Gathered) or of.side != BY_SRC or weight.dtype is not of.x.dtype:
+    if type(weight) not in _TENSORS or not isinstance(of, Gathered) or of.side != BY_SRC or weight.dtype is not of.x.dtype:
         return NotImplemented
     shape, rows = tuple(weight.shape), kind.shape
     if weight.device != of.x.device or len(shape) != len(rows) or shape[0] != rows[0] or len(rows) < 2:
@@ -416,7 +420,7 @@ def _dot(kind: Pair, keepdim: bool) -> Any:
         return NotImplemented
     a, b = (k.kept().reshape(k.x.shape[0], -1).contiguous() for k in sorted((kind.a, kind.b), key=lambda k: k.side != BY_DST))
     kind.call.gained = True
-    out = execute.dot(kind.call.ends.towards(BY_DST), a, b, heads, kind.call.place).view(kind.shape[:-1])
+    out = kind.call.dot(a, b, heads).view(kind.shape[:-1])
     return out.unsqueeze(-1) if keepdim else out
 
 

@@ -19,12 +19,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gnnfast.dispatch import edges, several, softened
+from gnnfast import _native
+from gnnfast.dispatch import edges, execute, gates, several, softened
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.pyg import effects
-from gnnfast.pyg.kinds import Exists, Gathered, Joined, Kind, Weighted, version_of
+from gnnfast.pyg.kinds import Exists, Gathered, Joined, Kind, Pair, Weighted, version_of
 from gnnfast.stream import is_capturing
+
+if _native.cpu.loaded:
+    from gnnfast.ops.convert import derived
 
 
 class Call:
@@ -75,11 +79,7 @@ class Call:
 
     def aggregate(self, messages: Any, dim: int, reduce: str) -> Tensor | None:
         """The reduction of messages along a dimension, if they do not have to exist for it."""
-        kind = kind_of(messages)
-        fits = not isinstance(kind, (Gathered, Joined)) or (isinstance(kind, Gathered) and kind.side == BY_SRC)
-        if kind is None or not fits or dim not in (0, -messages.dim()):
-            return None
-        found: Tensor | None = kind.aggregate(reduce, self.module.training)
+        found = aggregated(messages, dim, reduce, self.module.training)
         self.gained |= found is not None
         return found
 
@@ -109,6 +109,55 @@ class Call:
         """Whether ids are the destinations of the edges."""
         ids = self.ends.ids[BY_DST]
         return type(index) is Tensor and index.shape == ids.shape and index.data_ptr() == ids.data_ptr() and index.is_contiguous()
+
+    # What kinds of rows are made of, and what is made of them.
+    def is_fewer(self, x: Tensor) -> bool:
+        """Whether there are no more rows of ``x`` than edges."""
+        return x.shape[0] <= self.edges
+
+    def gather(self, x: Tensor, side: int) -> Tensor:
+        """``x [nodes, ...]`` at one end of each edge."""
+        return edges.gather(x, self.ends, side)
+
+    def used(self, side: int) -> Tensor:
+        """Which nodes of a side have edges."""
+        rowptr = self.ends.towards(side).csr.rowptr
+
+        def make() -> Tensor:
+            return rowptr.diff() > 0
+
+        kept = derived(rowptr, "used", make)
+        return make() if kept is None else kept
+
+    def saved(self, t: Tensor) -> Tensor:
+        """What a backward pass may find as it is now, of what users may write into."""
+        return t.clone(memory_format=torch.contiguous_format)
+
+    def weighted(self, x: Tensor, weight: Tensor | None, reduce: str, training: bool, copies: bool) -> Tensor:
+        """The reduction ``[num_dst, F]`` of ``x [num_src, F]``, as :func:`gnnfast.dispatch.execute.aggregate`."""
+        how: Any = dict(place=self.place, ties="scatter", training=training, copies=copies)
+        return execute.aggregate(self.ends.towards(BY_DST), x, weight, reduce, **how)
+
+    def combine(self, pair: Pair) -> Tensor:
+        a, b = pair.a, pair.b
+        if a.x.is_cuda:
+            return getattr(a.now(), pair.how)(b.now())  # type: ignore[no-any-return]
+        lhs, rhs = ((k.kept() if pair.how == "mul" else k.x).flatten(1).contiguous() for k in (a, b))
+        return edges.combine(lhs, rhs, self.ends, a.side, pair.how).view(pair.shape)
+
+    def dot(self, a: Tensor, b: Tensor, heads: int) -> Tensor:
+        """``<a[dst], b[src]>`` of each edge and head, ``[E, heads]``."""
+        return execute.dot(self.ends.towards(BY_DST), a, b, heads, self.place)
+
+    def edge_relu(self, x: Tensor, of_edges: Tensor) -> Tensor:
+        return execute.edge_relu(self.ends.towards(BY_DST), x, of_edges, place=self.place)
+
+    def gate(self, factors: tuple[gates.Factor, ...], weight: Tensor | None, reduce: str) -> Tensor:
+        return gates.gate(self.ends.towards(BY_DST), factors, weight, reduce, self.place)
+
+    def degrees(self, dtype: torch.dtype) -> Tensor:
+        """In-degrees ``[num_dst, 1]``."""
+        return several.degrees(self.ends.towards(BY_DST), dtype)
 
     def rows(self, x: Tensor, side: int) -> Tensor:
         """``x`` at one end of each edge."""
@@ -177,7 +226,7 @@ class Rows(Tensor):
             return call.grad_enabled and kind.requires_grad
         if torch.is_grad_enabled() != call.grad_enabled or (call.grad_enabled and saved_tensors_are_watched()):
             raise Exists  # within an autograd function, or torch.utils.checkpoint, whose repetition would find rows that exist
-        if _writes(func, args, kwargs):
+        if writes(func, args, kwargs):
             call.settle()
         handler = HANDLERS.get(func)
         found = NotImplemented if handler is None else handler(*args, **kwargs)
@@ -217,7 +266,7 @@ def _restorer(module: torch.nn.Module, device: torch.device) -> Callable[[], Non
     return restore
 
 
-def _writes(func: Any, args: Any, kwargs: Any) -> bool:
+def writes(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether an operation writes into an operand."""
     name = getattr(func, "__name__", "")
     if (name.endswith("_") and not name.endswith("__")) or name in _WRITES or "out" in kwargs or kwargs.get("inplace"):
@@ -265,11 +314,24 @@ _VIEWS = {getattr(Tensor, name) for name in ("view", "t", "__getitem__")} | {
     for name in ("reshape", "flatten", "unsqueeze", "squeeze", "transpose", "permute", "unbind", "split", "chunk")
 }
 _WRITES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__set__", "backward", "register_hook"}
+_WRITES |= {name.strip("_") for name in _WRITES if name.startswith("__") and name != "__set__"}  # as Python's operators call them
+
+
+ROWS = {Rows}  # and what stands for them in compiled code
 
 
 def kind_of(t: Any) -> Any:
     """What rows are; ``None`` for any other tensor, and if somebody has written into them."""
-    return t.kind if type(t) is Rows and t.kind is not None and not t.is_written() else None
+    return t.kind if type(t) in ROWS and t.kind is not None and not t.is_written() else None
+
+
+def aggregated(messages: Any, dim: int, reduce: str, training: bool) -> Tensor | None:
+    """The reduction of messages along a dimension; ``None`` where they must exist for it."""
+    kind = kind_of(messages)
+    fits = not isinstance(kind, (Gathered, Joined)) or (isinstance(kind, Gathered) and kind.side == BY_SRC)
+    if kind is None or not fits or dim not in (0, -messages.dim()):
+        return None
+    return kind.aggregate(reduce, training)  # type: ignore[no-any-return]
 
 
 class Known(NamedTuple):

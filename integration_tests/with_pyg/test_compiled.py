@@ -529,11 +529,11 @@ def test_what_steps_aside(device):
             return self.propagate(edge_index, x=x)
 
         def message(self, x_i, x_j):
-            return x_i - x_j
+            return (x_i - x_j).exp()
 
     for layer, rest, reason in (
-        (Own(), (), "message() is not x_j or weight * x_j"),
-        (nn.SAGEConv(F, 5, aggr="median"), (), "the aggregation is MedianAggregation"),
+        (Own(), (), "messages of such a message() must exist"),
+        (nn.SAGEConv(F, 5, aggr="powermean"), (), "the aggregation is PowerMeanAggregation"),
         (
             nn.SAGEConv(F, 5, aggr=nn.aggr.MultiAggregation(["max", "std"], mode="sum")),
             (),

@@ -1,0 +1,232 @@
+"""What ``message()`` makes of rows of edges that do not exist, in compiled code.
+
+The compiler traces ``message()`` on gathered rows, with its own guards on all that it reads. What it has put into its graph is then
+followed with rows that do not exist in place of the gathered ones, by the handlers that uncompiled calls run by
+(:mod:`gnnfast.pyg.lazy`), on the compiler's stand-ins for tensors; what they compute becomes nodes of the graph, and so does the
+kernel that reduces such messages. Nobody reads what was there before, so the compiler drops it. Where messages must exist, they
+stay as they were traced, but for what is computed at nodes and gathered then, such as the first layer of a perceptron.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from gnnfast.dispatch import gates
+from gnnfast.graph.formats import BY_DST
+from gnnfast.pyg import compiled_ops as ops
+from gnnfast.pyg.kinds import Exists, Gate, Gathered, Pair
+from gnnfast.pyg.rows import HANDLERS, ROWS, aggregated, writes
+from gnnfast.types import LINEAR
+
+# Functions that Python's operators call.
+_OPERATORS = {
+    getattr(operator, name): getattr(Tensor, f"__{name}__") for name in ("add", "sub", "mul", "truediv", "neg", "matmul", "abs")
+}
+_PRODUCTS = {functional.linear, Tensor.matmul, torch.matmul, Tensor.mm, torch.mm, Tensor.__matmul__}
+
+
+class Rows:
+    """Stands for what a ``node`` of the compiler's graph gives, which has a row for each edge."""
+
+    def __init__(self, kind: Any, node: fx.Node) -> None:
+        self.kind, self.node = kind, node
+
+    shape = property(lambda self: self.kind.shape)
+    dtype = property(lambda self: self.kind.like.dtype)
+
+    def dim(self) -> int:
+        return len(self.kind.shape)
+
+    def value(self) -> Tensor:
+        return self.node.meta["example_value"]  # type: ignore[no-any-return]
+
+    def is_written(self) -> bool:
+        return False
+
+
+ROWS.add(Rows)  # type: ignore[arg-type]
+
+
+class Call:
+    """One ``message()``, as :class:`gnnfast.pyg.rows.Call`: what handlers ask for becomes nodes. ``edges`` are those of
+    :class:`gnnfast.pyg.compiled_ops.Edges`, of stand-ins, and ``ids`` the nodes at the ends of edges, by side."""
+
+    def __init__(self, edges: ops.Edges, ids: tuple[Tensor, Tensor], hint: Callable[[Any], int]) -> None:
+        self._edges, self._ids, self._hint = edges, ids, hint
+        self.edges, self.grad_enabled, self.gained = edges.edge_index.shape[1], torch.is_grad_enabled(), False
+
+    @property
+    def _turned(self) -> ops.Edges:
+        edges = self._edges
+        return edges._replace(num_src=edges.num_dst, num_dst=edges.num_src, to_target=not edges.to_target)
+
+    def is_fewer(self, x: Tensor) -> bool:
+        return self._hint(x.shape[0]) <= self._hint(self.edges)
+
+    def gather(self, x: Tensor, side: int) -> Tensor:
+        return x.index_select(0, self._ids[side])
+
+    def used(self, side: int) -> Tensor:
+        return ops.DEGREE(*(self._edges if side == BY_DST else self._turned)) > 0  # type: ignore[no-any-return]
+
+    def saved(self, t: Tensor) -> Tensor:
+        return t  # a compiler keeps what its gradients want
+
+    def _needs_grad(self, *operands: Any) -> bool:
+        return self.grad_enabled and any(t is not None and t.requires_grad for t in operands)
+
+    def weighted(self, x: Tensor, weight: Tensor | None, reduce: str, *_: Any) -> Tensor:
+        train = self._needs_grad(x, weight)
+        if reduce in LINEAR:
+            return ops.SPMM(x, weight, reduce == "mean", False, train, False, *self._edges)  # type: ignore[no-any-return]
+        return ops.EXTREMUM(x, weight, reduce == "min", train, *self._edges)[0]  # type: ignore[no-any-return]
+
+    def combine(self, pair: Pair) -> Tensor:
+        return getattr(pair.a.now(), pair.how)(pair.b.now())  # type: ignore[no-any-return]
+
+    def dot(self, a: Tensor, b: Tensor, heads: int) -> Tensor:
+        return ops.SDDMM(a, b, heads, False, *self._edges)  # type: ignore[no-any-return]
+
+    def edge_relu(self, x: Tensor, of_edges: Tensor) -> Tensor:
+        return ops.RELU(x, of_edges, self._needs_grad(x, of_edges), *self._edges)[0]  # type: ignore[no-any-return]
+
+    def gate(self, factors: tuple[gates.Factor, ...], weight: Tensor | None, reduce: str) -> Tensor:
+        parts, roles, acts = gates.operands(factors, weight)
+        return ops.GATE(parts, roles, acts, reduce == "mean", self._needs_grad(*parts), *self._edges)  # type: ignore[no-any-return]
+
+    def degrees(self, dtype: torch.dtype) -> Tensor:
+        return ops.DEGREE(*self._edges).to(dtype).unsqueeze(1)  # type: ignore[no-any-return]
+
+
+_SYMBOLS = torch.SymInt, torch.SymFloat
+_COPIES = {Tensor.add_: Tensor.add}  # what memory a compiler's code takes is not for us to say
+
+
+class Graph(TorchFunctionMode):
+    """The compiler's graph: while it is entered, what is computed of its nodes' stand-ins is put into it, after a node."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        super().__init__()
+        self.nodes, self.after = graph.nodes, next(iter(graph.nodes))
+        self._graph = graph
+        self.replaced: dict[fx.Node, fx.Node] = {}
+        self._of: dict[int, fx.Node] = {}
+        self._sizes: list[tuple[Any, fx.Node]] = []
+        for node in graph.nodes:
+            value = node.meta.get("example_value")
+            if isinstance(value, Tensor):
+                self._of.setdefault(id(value), node)
+            elif isinstance(value, _SYMBOLS):
+                self._sizes.append((value, node))
+
+    def node_of(self, value: Tensor) -> fx.Node:
+        found = self._of.get(id(value))
+        if found is None:
+            raise Exists
+        return found
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func, kwargs = _COPIES.get(func, func), kwargs or {}
+        found = func(*args, **kwargs)
+        results = found if isinstance(found, tuple) else (found,)
+        if not any(isinstance(t, Tensor) and id(t) not in self._of for t in results):
+            return found
+        if getattr(func, "__name__", "") == "__get__" or writes(func, args, kwargs):
+            raise Exists
+        node = self._add("call_function", func, self._mapped(args), self._mapped(kwargs), found)
+        for n, t in enumerate(results if found is results else ()):
+            self._add("call_function", operator.getitem, (node, n), {}, t)
+        return found
+
+    def _add(self, op: str, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
+        with self._graph.inserting_after(self.after):
+            node = self.after = self._graph.create_node(op, target, args, kwargs)
+        node.meta["example_value"] = value
+        if isinstance(value, Tensor):
+            self._of[id(value)] = node
+        return node
+
+    def _mapped(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.node_of(value)
+        if isinstance(value, _SYMBOLS):
+            return self._size(value)
+        if isinstance(value, (tuple, list)):
+            return (list if type(value) is list else tuple)(map(self._mapped, value))
+        if isinstance(value, dict):
+            return {k: self._mapped(v) for k, v in value.items()}
+        return value
+
+    def _size(self, size: Any) -> fx.Node:
+        """A node that gives a number that is not the same in each call: of sizes, one of a tensor that has it."""
+        expression = size.node.expr
+        for known, node in self._sizes:
+            if known.node.expr == expression and node < self.after:
+                return node
+        for tensor in self.nodes:
+            value = tensor.meta.get("example_value")
+            for dim, n in enumerate(value.shape if isinstance(value, Tensor) and tensor < self.after else ()):
+                if isinstance(n, torch.SymInt) and n.node.expr == expression:
+                    node = self._add("call_method", "size", (tensor, dim), {}, n)
+                    self._sizes.append((n, node))
+                    return node
+        raise Exists
+
+
+def follow(graph: Graph, call: Call, gathered: dict[fx.Node, tuple[Tensor, int]], nodes: list[fx.Node]) -> dict[fx.Node, Rows]:
+    """What ``nodes``, which were traced since rows were ``gathered`` of features at a side, make of rows that do not exist. Raises
+    Exists if they write into something, or switch gradients or autocast."""
+    found = {node: Rows(Gathered(call, x, side), node) for node, (x, side) in gathered.items()}
+    for node in nodes:
+        function: Any = getattr(Tensor, node.target, None) if node.op == "call_method" else _OPERATORS.get(node.target, node.target)
+        if node in found or node.op not in ("call_function", "call_method"):
+            continue
+        if function in _SWITCHES or (writes(function, node.args, node.kwargs) and not _fills(node)):
+            raise Exists
+        handler = HANDLERS.get(function) if any(n in found for n in node.all_input_nodes) else None
+        if handler is None:
+            continue
+        graph.after = node
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: found.get(n, n.meta.get("example_value")))
+        try:
+            made = handler(*args, **kwargs)
+            if made is NotImplemented:
+                continue
+            # Where they must exist after all, what was made at nodes is gathered.
+            at_nodes = made.source is None if isinstance(made, Gathered) else function in _PRODUCTS and isinstance(made, Gate)
+            value = made if isinstance(made, Tensor) else made.value() if at_nodes else None
+        except Exists:
+            continue
+        exists = node if value is None else graph.node_of(value)
+        if exists is not node:
+            node.replace_all_uses_with(exists)
+            graph.replaced[node] = exists
+        if value is not made:
+            found[node] = found[exists] = Rows(made, exists)
+    return found
+
+
+def _fills(node: fx.Node) -> bool:
+    """Whether a node writes into what was made for it, as PyG's scatter does."""
+    into = node.args[0] if node.args else None
+    return isinstance(into, fx.Node) and into.target in _MADE and len(into.users) == 1 and "out" not in node.kwargs
+
+
+_MADE = {"new_zeros", "new_full", "new_empty", "new_ones"}
+_SWITCHES = {torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast}
+
+
+def reduced(graph: Graph, messages: Rows, dim: int, reduce: str, training: bool) -> Tensor | None:
+    """What a kernel makes of messages; ``None`` where they must exist."""
+    graph.after = next(iter(reversed(graph.nodes)))
+    try:
+        return aggregated(messages, dim, reduce, training)
+    except Exists:
+        return None

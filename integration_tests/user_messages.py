@@ -1,0 +1,198 @@
+"""What users make of the features at the ends of edges, as functions that one layer runs."""
+
+from __future__ import annotations
+
+import torch
+from graphs import GRAPHS
+from torch import nn as tnn
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import softmax
+
+H, C = 2, 4
+F = H * C
+
+
+class Layer(MessagePassing):
+    """Runs one of the functions below."""
+
+    def __init__(self, function, aggr="sum", heads=False, **kwargs):
+        super().__init__(aggr=aggr, **kwargs, **({"node_dim": 0} if heads else {}))
+        self.function, self.heads = function, heads
+        self.att = tnn.Parameter(torch.linspace(-1, 1, F).view(1, H, C))
+        self.lin, self.pair, self.wide = tnn.Linear(F, F), tnn.Linear(2 * F + 1, F), tnn.Linear(1, F)
+        self.drop = 0.5
+        self.kept = []
+
+    def forward(self, x, edge_index, attr):
+        out = self.propagate(edge_index, x=x.view(-1, H, C) if self.heads else x, attr=attr)
+        return out.flatten(1)
+
+    def message(self, x_i, x_j, attr, index, size_i):
+        return self.function(self, x_i, x_j, attr, (index, None, size_i))
+
+
+class Doubled(torch.autograd.Function):
+    """Whose gradient is wrong on purpose, by which it is known that it was asked."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 3 * grad
+
+
+@torch.jit.script
+def scripted(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a * b.sigmoid()
+
+
+def of_numpy(m, i, j, attr, at):
+    return j * torch.from_numpy(j.detach().cpu().numpy().sum(1, keepdims=True)).to(j.device)
+
+
+def attention(m, i, j, attr, at):
+    alpha = (i * m.att).sum(-1) + (j * m.att).sum(-1)
+    return j * softmax(tnn.functional.leaky_relu(alpha), *at).unsqueeze(-1)
+
+
+def dots(m, i, j, attr, at):
+    return (j.view(-1, H, C) * (i.view(-1, H, C) * j.view(-1, H, C)).sum(dim=-1, keepdim=True).tanh()).view(-1, F)
+
+
+def without_gradient(m, i, j, attr, at):
+    with torch.no_grad():
+        weight = (i * j).sum(-1, keepdim=True)
+    return weight * j
+
+
+def written(m, i, j, attr, at):
+    seen = j.view(-1, H, C)
+    j *= 2
+    i[:, 0] = 1.0
+    return (seen * i.view(-1, H, C)[:, :, :1]).view(-1, F)
+
+
+def written_through_a_view(m, i, j, attr, at):
+    before, seen = j * attr.detach(), j.view(-1, H, C)
+    j[:, :2].mul_(3)
+    return before + m.lin(j) + (seen * attr.detach().view(-1, 1, 1)).view(-1, F)
+
+
+def activated_in_place(m, i, j, attr, at):
+    seen = j.view(-1, H, C)
+    tnn.functional.leaky_relu(j, 0.2, True)
+    tnn.ReLU(inplace=True)(i)
+    return (seen * attr.detach().view(-1, 1, 1)).view(-1, F) + m.lin(i)
+
+
+def own_rows_in_place(m, i, j, attr, at):
+    made = m.lin(j)
+    other = made * attr.detach()
+    return tnn.functional.elu(made, 1.0, True) * attr.detach() + other
+
+
+def written_weight(m, i, j, attr, at):
+    weight = attr.clone()
+    out = j * weight
+    weight.mul_(3)
+    return out
+
+
+def dropped(m, i, j, attr, at):
+    weight = tnn.functional.dropout((i * j).sum(-1), m.drop, True)
+    return tnn.functional.dropout(j * weight.view(-1, 1), m.drop, True)
+
+
+def kept(m, i, j, attr, at):
+    m.kept[:] = [j, j.view(-1, H, C), j * attr]
+    return m.kept[2]
+
+
+def gated(m, i, j, attr):
+    return m.pair(torch.cat([i, j, attr], -1))
+
+
+def by_type(m, i, j, attr, at):
+    return j * attr if isinstance(j, torch.Tensor) and j.requires_grad == i.requires_grad and len(j) == len(attr) else None
+
+
+def caught(m, i, j, attr, at):
+    try:
+        return Doubled.apply(j) * attr
+    except Exception:
+        return j
+
+
+# (function, whether heads have a dimension, whether messages need not exist; GATES: for sums and means)
+GATES = "gates"
+MESSAGES = {
+    "attention": (attention, True, True),
+    "dots": (dots, False, True),
+    "rows": (lambda m, i, j, attr, at: m.lin(j).relu(), False, True),
+    "matrix": (lambda m, i, j, attr, at: (j @ m.lin.weight) * attr, False, True),
+    "a weight for each feature": (lambda m, i, j, attr, at: (i + j).sigmoid() * j, False, GATES),
+    "heads summed": (lambda m, i, j, attr, at: (j.view(-1, H, C) * attr.view(-1, 1, 1)).sum(1), False, True),
+    "two weights": (lambda m, i, j, attr, at: (attr.view(-1, 1, 1) * j) * (i * j).sum(-1, keepdim=True), True, True),
+    "joined": (lambda m, i, j, attr, at: m.pair(torch.cat([i, j, attr], -1)).tanh(), False, GATES),
+    "joined with a difference": (lambda m, i, j, attr, at: m.pair(torch.cat([i, j - i, attr], dim=1)), False, GATES),
+    "relu of a sum": (lambda m, i, j, attr, at: (m.wide(attr) + j).relu(), False, None),
+    "sum with edges": (lambda m, i, j, attr, at: j + m.wide(attr), False, GATES),
+    "scaled": (lambda m, i, j, attr, at: (2 * j - 1) / 3 + m.att.view(1, F), False, True),
+    "difference": (lambda m, i, j, attr, at: (j - i) * attr, False, GATES),
+    "destinations": (lambda m, i, j, attr, at: i * attr, False, GATES),
+    "reversed": (lambda m, i, j, attr, at: (1 - j) * attr + (i - m.att.view(-1)), False, GATES),
+    "gate": (lambda m, i, j, attr, at: torch.sigmoid(m.lin(i) + j) * m.lin(j), False, GATES),
+    "gate with edges": (lambda m, i, j, attr, at: (m.wide(attr) + (i + j)).sigmoid() * j, False, GATES),
+    "gate of edges": (lambda m, i, j, attr, at: m.wide(attr).tanh() * (i - j).tanh(), False, GATES),
+    "two gates": (
+        lambda m, i, j, attr, at: gated(m, i, j, attr).sigmoid() * tnn.functional.softplus(gated(m, j, i, attr)),
+        False,
+        GATES,
+    ),
+    "three gates": (lambda m, i, j, attr, at: (i + j).sigmoid() * (i + j).tanh() * j, False, False),
+    "affine": (lambda m, i, j, attr, at: tnn.functional.silu(i * j + i), False, GATES),
+    "weighted gate": (lambda m, i, j, attr, at: attr * (i + j).relu() * attr, False, GATES),
+    "gate of weighted rows": (lambda m, i, j, attr, at: (attr * j) * (i - j).sigmoid(), False, GATES),
+    "perceptron": (lambda m, i, j, attr, at: m.lin(m.pair(torch.cat([i, j, attr], 1)).relu()), False, GATES),
+    "perceptron of a gate": (lambda m, i, j, attr, at: m.lin((i + j).sigmoid() * j), False, GATES),
+    "perceptron of weighted rows": (lambda m, i, j, attr, at: m.lin(j * attr), False, GATES),
+    "gate with a bias": (lambda m, i, j, attr, at: (i + j + m.att.view(F)).tanh(), False, GATES),
+    "gate of a product with a bias": (lambda m, i, j, attr, at: (i * j + m.att.view(F)).tanh(), False, False),
+    "gate times a number": (lambda m, i, j, attr, at: -((i - j).abs() * 2) / 3, False, GATES),
+    "square of a difference": (lambda m, i, j, attr, at: (i - j) * (i - j), False, GATES),
+    "gate of a gate": (lambda m, i, j, attr, at: (2 * (i + j)).sigmoid(), False, False),
+    "perceptron without a bias": (lambda m, i, j, attr, at: tnn.functional.linear((i + j).tanh(), m.lin.weight), False, GATES),
+    "gate of heads": (lambda m, i, j, attr, at: (i.view(-1, H, C) + j.view(-1, H, C)).sigmoid().view(-1, F), False, False),
+    "gate of heads alone": (lambda m, i, j, attr, at: (i + j).sigmoid() * j, True, GATES),
+    "gate, seen": (lambda m, i, j, attr, at: (i + j).sigmoid() * j + (i + j).sigmoid().detach().sum() * 0, False, False),
+    "softplus with a slope": (lambda m, i, j, attr, at: tnn.functional.softplus(i + j, 2.0), False, False),
+    "flattened": (lambda m, i, j, attr, at: (j * attr.unsqueeze(-1)).flatten(1), True, True),
+    "indexed": (lambda m, i, j, attr, at: torch.cat([j[:, :1] * attr, j[:, 1:]], 1), False, False),
+    "transposed": (lambda m, i, j, attr, at: (j.t() * attr.view(-1)).t(), False, False),
+    "einsum": (lambda m, i, j, attr, at: torch.einsum("ef,eg->ef", j, attr), False, False),
+    "mean over edges": (lambda m, i, j, attr, at: j - j.mean(0), False, True),
+    "without gradient": (without_gradient, False, False),
+    "own gradient": (lambda m, i, j, attr, at: Doubled.apply(j) * attr, False, False),
+    "own gradient, caught": (caught, False, False),
+    "scripted": (lambda m, i, j, attr, at: scripted(j, i), False, False),
+    "numpy": (of_numpy, False, True),
+    "vmap": (lambda m, i, j, attr, at: torch.vmap(torch.dot)(i, j).unsqueeze(1) * j.sin(), False, False),
+    "written": (written, False, False),
+    "written through a view": (written_through_a_view, False, False),
+    "activated in place": (activated_in_place, False, False),
+    "own rows in place": (own_rows_in_place, False, False),
+    "dropped": (dropped, False, False),
+    "kept": (kept, False, True),
+    "asked": (by_type, False, True),
+    "detached": (lambda m, i, j, attr, at: j * (i.detach() * j.detach()).sum(-1, keepdim=True), False, True),
+}
+
+
+def arguments(graph, device, dtype=torch.float64):
+    edge_index, num_src, num_dst = GRAPHS[graph]()
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(max(num_src, num_dst), F, generator=generator, dtype=dtype)
+    attr = torch.rand(edge_index.shape[1], 1, generator=generator, dtype=dtype)
+    return x.to(device), edge_index.to(device), attr.to(device)

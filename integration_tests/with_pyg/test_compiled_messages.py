@@ -1,0 +1,77 @@
+"""Messages of any code under ``torch.compile``: kernels reduce what uncompiled calls reduce without making it, and whatever else a
+``message()`` does gives what PyG gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compiling import check, compiled, expected, fresh, is_served, step, traced  # noqa: F401
+from graphs import relative_error
+
+import gnnfast
+from gnnfast import _native
+
+pytest.importorskip("torch_geometric", reason="PyG is not installed")
+if not _native.cpu.loaded:
+    pytest.skip(_native.cpu.reason, allow_module_level=True)
+from user_messages import GATES, MESSAGES, Layer, arguments
+
+# What breaks a graph apart, or what a compiler takes for another thing than it is.
+BREAKS = ("scripted", "numpy", "vmap", "caught", "own gradient, caught")
+MUST_EXIST = "compiled: messages of such a message() must exist"
+SMALL = ["random", "hub", "isolated", "self_loops_and_duplicates"]
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_message(name, device):
+    """By one model for graphs of all sizes, in one piece."""
+    function, heads, fused = MESSAGES[name]
+    for reduce in ("sum", "mean", "max"):
+        torch._dynamo.reset()
+        layer = Layer(function, reduce, heads).to(device, torch.float64)
+        model = torch.compile(layer, backend="aot_eager") if name in BREAKS else compiled(layer)
+        gnnfast.clear_report()
+        for graph in SMALL:
+            x, *rest = arguments(graph, device)
+            found = step(model, layer, x, *rest)
+            check(found, expected(layer, x, *rest))
+        if fused is True or (fused == GATES and reduce != "max"):
+            assert name in BREAKS or is_served()
+
+
+@pytest.mark.parametrize("name", ["attention", "dots", "joined", "gate", "two gates", "rows", "perceptron"])
+def test_inductor(name, device):
+    function, heads, _ = MESSAGES[name]
+    layer = Layer(function, "mean", heads).to(device, torch.float64)
+    model = compiled(layer, backend="inductor")
+    for graph in [graph for graph in SMALL if graph != "isolated"] * 2:  # which has fewer edges than nodes
+        x, *rest = arguments(graph, device)
+        wanted = expected(layer, x, *rest)
+        check(step(model, layer, x, *rest), wanted)
+        with torch.no_grad():
+            assert relative_error(model(x, *rest), wanted[0]) < 1e-9
+    assert is_served() and traced() <= 6  # Inductor has a product of its own for few rows
+
+
+def test_what_message_reads(device):
+    """Code is traced again when it is another."""
+    layer = Layer(lambda m, i, j, attr, at: torch.nn.functional.leaky_relu(j, m.drop) * attr).to(device, torch.float64)
+    model, inputs = compiled(layer), arguments("random", device)
+    for layer.drop in (0.5, 0.1):
+        check(step(model, layer, *inputs), expected(layer, *inputs))
+    assert is_served()
+
+
+def test_products_at_nodes_of_messages_that_exist(device):
+    """A perceptron whose largest messages are asked for: its first layer is multiplied at nodes."""
+    layer = Layer(lambda m, i, j, attr, at: m.pair(torch.cat([i, j, attr], -1)).relu().sin(), "max").to(device, torch.float64)
+    seen = []
+
+    def backend(graph, inputs):
+        seen.extend(n for n in graph.graph.nodes if n.target is torch.nn.functional.linear and len(n.users))
+        return graph
+
+    model, inputs = torch.compile(layer, backend=backend, fullgraph=True), arguments("hub", device)
+    check(step(model, layer, *inputs), expected(layer, *inputs))
+    rows = [n.meta["example_value"].shape[0] for n in seen]
+    assert sorted(rows) == [50, 50, 3000], "the last one of the features of edges, which are one column"
