@@ -12,6 +12,7 @@ import contextlib
 import functools
 import inspect
 import math
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
@@ -578,12 +579,48 @@ def _several(aggregation: Any, rows: Tensor, kinds: tuple[str, ...], edges: Any)
     return None if by is None else ops.SOFTENED(rows, by.t, by.scale, _needs_grad(rows, by.t), *edges)[0]
 
 
+# ---- what the compiler stops at ----------------------------------------------------------------------------------------------
+def _uncompiled(original: FunctionType) -> Callable[..., Any]:
+    """A function as it is where nothing is compiled. The compiler stops at it."""
+
+    @torch.compiler.disable
+    def run(*arguments: Any) -> Any:
+        return getattr(sys.modules[original.__module__], original.__name__)(*arguments)
+
+    return run
+
+
+def _is_in_pieces() -> bool:
+    """Whether the compiler has stopped at a function of PyG that asks, and now traces it alone, or what follows where it stopped in
+    a layer."""
+    asks, root = _caller(2), _state.frame
+    while root.parent is not None:
+        root = root.parent
+    in_layer = "torch_geometric" in root.f_code.co_filename and root.f_code.co_name.startswith("torch_dynamo_resume_in_forward")
+    return asks is None or asks is root or in_layer
+
+
+def make_loops(original: FunctionType) -> Callable[..., Any]:
+    """What is traced for functions that add or remove self loops. How many edges there are then only their values tell, which stops
+    the compiler, but for those who let it go on. Where it has stopped, they run uncompiled, by which their results are known
+    again."""
+    uncompiled = _uncompiled(original)
+
+    def loops(*arguments: Any) -> Any:
+        if not torch.compiler.is_dynamo_compiling() or not _ask(_is_in_pieces):
+            return NotImplemented
+        return uncompiled(*arguments)
+
+    return loops
+
+
 # ---- gcn_norm ----------------------------------------------------------------------------------------------------------------
 _norms: dict[CodeType, Callable[..., Any]] = {}
 
 
 def make_gcn_norm(original: FunctionType) -> Callable[..., Any]:
     """What is traced for ``gcn_norm``."""
+    uncompiled = _uncompiled(original)
 
     def gcn_norm(
         edge_index: Any, edge_weight: Any, num_nodes: Any, improved: Any, add_self_loops: Any, flow: Any, dtype: Any
@@ -591,6 +628,8 @@ def make_gcn_norm(original: FunctionType) -> Callable[..., Any]:
         if not torch.compiler.is_dynamo_compiling():
             return NotImplemented
         constant = _ask(_only_propagates, edge_index, edge_weight, dtype, add_self_loops)
+        if constant is None and _ask(_is_in_pieces):
+            return uncompiled(edge_index, edge_weight, num_nodes, improved, add_self_loops, flow, dtype)
         if constant is None:
             return NotImplemented
         return edge_index, Normalised(edge_weight, constant, improved, add_self_loops, dtype, original)
@@ -964,6 +1003,8 @@ TRACED: dict[str, Callable[[FunctionType], Callable[..., Any]]] = {
     "MessagePassing.propagate": lambda _: propagate,
     "gcn_norm": make_gcn_norm,
     "softmax": lambda _: softmax,
+    "add_self_loops": make_loops,
+    "remove_self_loops": make_loops,
     "GCNConv.forward": make_layer(GCN),
     "SGConv.forward": make_layer(SG),
     "SAGEConv.forward": make_layer(SAGE),
