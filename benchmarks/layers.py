@@ -214,7 +214,7 @@ class _Measured:
 
 def _arxiv(name: str, device: torch.device) -> Graph:
     rowptr, col = graphs.community_order(name, device)
-    return Graph(name, graphs.to_edge_index(rowptr, col), rowptr.numel() - 1, (128, 128), True, 4)
+    return Graph(name, graphs.to_edge_index(rowptr, col), rowptr.numel() - 1, (128, 128), True)
 
 
 def _molecules(name: str, device: torch.device) -> Graph:

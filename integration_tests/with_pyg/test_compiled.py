@@ -12,6 +12,7 @@ from graphs import GRAPHS, relative_error
 import gnnfast
 from gnnfast import _native
 from gnnfast.dispatch import select
+from gnnfast.graph import Graph
 
 pyg = pytest.importorskip("torch_geometric", reason="PyG is not installed")
 if not _native.cpu.loaded:
@@ -19,8 +20,16 @@ if not _native.cpu.loaded:
 from torch_geometric import nn  # noqa: E402
 from torch_geometric.nn import MessagePassing  # noqa: E402
 
+from gnnfast.ops.edge_gate import WEIGHT, role  # noqa: E402
 from gnnfast.pyg import compiled_ops as ops  # noqa: E402
-from gnnfast.types import KINDS  # noqa: E402
+from gnnfast.types import ACTIVATIONS, KINDS  # noqa: E402
+
+
+class FromFirst(nn.FAConv):
+    """Which takes the features of its model, its own here."""
+
+    def forward(self, x, edge_index):
+        return super().forward(x, x, edge_index)
 
 
 class Weighted(MessagePassing):
@@ -555,6 +564,25 @@ def test_what_steps_aside(device):
         compiled(Own().to(device))(x, edge_index)
 
 
+@pytest.mark.parametrize("name", ["AGNNConv", "FeaStConv", "ClusterGCNConv", "FAConv"])
+def test_layers_that_stop_the_compiler(name, device, monkeypatch):
+    """At self loops, of which there are as many as values say: what they add and remove is known again in the next call."""
+    layer = {
+        "AGNNConv": lambda: nn.AGNNConv(),
+        "FeaStConv": lambda: nn.FeaStConv(F, 5, heads=2),
+        "ClusterGCNConv": lambda: nn.ClusterGCNConv(F, 5),
+        "FAConv": lambda: FromFirst(F),
+    }[name]()
+    layer = layer.double().to(device).eval()
+    model, inputs = torch.compile(layer, backend="aot_eager"), [graph_of(graph, device)[:2] for graph in NAMES if graph != "no_edges"]
+    wanted = [expected(layer, *given) for given in inputs]
+    for given, w in zip(inputs * 2, wanted * 2):
+        check(step(model, layer, *given), w)
+    monkeypatch.setattr(Graph, "_convert", None)
+    check(step(model, layer, *inputs[0]), wanted[0])
+    assert is_served()
+
+
 @pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "SAGEConv max", "GATConv"])
 def test_nodes_counted_within_the_code(name, device):
     """How many rows features have only their values tell."""
@@ -656,6 +684,10 @@ def _cases(device):
     yield ops.DEGREE, plain
     yield ops.RELU, (x, own, True, *plain)
     yield ops.RELU, (x.detach(), own.detach(), False, *plain)
+    parts, acts = [x, other, own, own.detach()[:, :1]], [ACTIVATIONS["tanh"], ACTIVATIONS["sigmoid"]]
+    roles = [role(0, "src"), role(0, "scale"), role(1, "edge"), WEIGHT]
+    yield ops.GATE, (parts, roles, acts, True, True, *plain)
+    yield ops.GATE, ([t.detach() for t in parts], roles, acts, False, False, *plain)
 
 
 def test_ops(device):
@@ -675,10 +707,11 @@ def test_ops_of_sums_have_second_derivatives(device):
 
 def test_gradients_that_are_not_there_are_an_error(device):
     for op, arguments in _cases(device):
-        if op not in (ops.SPMM, ops.GCN, ops.SDDMM, ops.SPMM_BACKWARD) and arguments[0].requires_grad:
+        of = arguments[0][0] if op is ops.GATE else arguments[0]
+        if op not in (ops.SPMM, ops.GCN, ops.SDDMM, ops.SPMM_BACKWARD) and of.requires_grad:
             out = op(*arguments)
             out = out if isinstance(out, torch.Tensor) else out[0]
-            (grad,) = torch.autograd.grad(out.pow(2).sum(), arguments[0], create_graph=True)
+            (grad,) = torch.autograd.grad(out.pow(2).sum(), of, create_graph=True)
             with pytest.raises(RuntimeError, match="second derivative"):
                 grad.sum().backward()
 
