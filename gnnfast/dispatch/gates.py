@@ -99,7 +99,8 @@ class _Gate(torch.autograd.Function):
         if torch.is_grad_enabled():
             found = differentiable(lambda *parts: composed(graph, parts, *ctx.how), parts, needed, grad)
         else:
-            found = gradients(graph, parts, *ctx.how, grad, needed)
+            roles, acts, mean = ctx.how
+            found = gradients(graph, parts, roles, acts, mean, grad, needed)
         return None, None, None, None, *found
 
 

@@ -578,18 +578,24 @@ make_gat_conv, make_gatv2_conv, make_transformer_conv = map(_make_conv, (GAT, GA
 
 
 # ---- layers with one coefficient an edge ---------------------------------------------------------------------------------------
-def _check_simple(known: Any, module: Any, x: Any, edge_index: Any) -> None:
-    """Raises Unsupported if a layer that sums ``x [N, F]`` with coefficients is not what PyG wrote, or kernels do not take its
-    operands."""
-    reason = guards.context()
+def check_simple(known: Any, module: Any) -> None:
+    """Raises Unsupported if a layer that sums ``x [N, F]`` with coefficients is not what PyG wrote."""
     own, cls = module.__dict__, type(module)
-    if reason or cls is not known or not own.keys().isdisjoint(_OVERRIDES) or not is_dispatched(cls.propagate):
-        raise Unsupported(reason or "a method is another than the layer's")
+    if cls is not known or not own.keys().isdisjoint(_OVERRIDES) or not is_dispatched(cls.propagate):
+        raise Unsupported("a method is another than the layer's")
     if check_steps(module).reduce != "sum":
         raise Unsupported("the layer aggregates something else")
     reason = replaced_in_layer(cls)
     if reason or own["node_dim"] not in (-2, 0) or own["flow"] != "source_to_target":
         raise Unsupported(f"{reason} is not the known one" if reason else "an option is not served")
+
+
+def _check_simple(known: Any, module: Any, x: Any, edge_index: Any) -> None:
+    """The same, and if kernels do not take its operands."""
+    reason = guards.context()
+    if reason:
+        raise Unsupported(reason)
+    check_simple(known, module)
     _check_tensors((x, x), x, edge_index)
     if torch.is_autocast_enabled(x.device.type):
         raise Unsupported("autocast is on")

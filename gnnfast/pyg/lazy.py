@@ -25,7 +25,7 @@ from gnnfast.pyg.layers import REORDERED
 from gnnfast.pyg.rows import HANDLERS, Rows, kind_of
 from gnnfast.types import FEATURE_DTYPES
 
-# The compiler's stand-ins are among them: what handlers make in its code is put into it (gnnfast.pyg.compiled_rows).
+# The compiler's stand-ins are among them: what handlers make in its code is put into it (gnnfast.pyg.compiled.rows).
 _TENSORS, _PLAIN = (Tensor, FakeTensor), (*guards.PLAIN, FakeTensor)
 
 

@@ -21,7 +21,7 @@ from torch_geometric import nn  # noqa: E402
 from torch_geometric.nn import MessagePassing  # noqa: E402
 
 from gnnfast.ops.edge_gate import WEIGHT, role  # noqa: E402
-from gnnfast.pyg import compiled_ops as ops  # noqa: E402
+from gnnfast.pyg.compiled import ops  # noqa: E402
 from gnnfast.types import ACTIVATIONS, KINDS  # noqa: E402
 
 
@@ -574,7 +574,10 @@ def test_layers_that_stop_the_compiler(name, device, monkeypatch):
         "FAConv": lambda: FromFirst(F),
     }[name]()
     layer = layer.double().to(device).eval()
-    model, inputs = torch.compile(layer, backend="aot_eager"), [graph_of(graph, device)[:2] for graph in NAMES if graph != "no_edges"]
+    model, inputs = (
+        torch.compile(layer, backend="aot_eager"),
+        [graph_of(graph, device)[:2] for graph in NAMES if graph != "no_edges"],
+    )
     wanted = [expected(layer, *given) for given in inputs]
     for given, w in zip(inputs * 2, wanted * 2):
         check(step(model, layer, *given), w)

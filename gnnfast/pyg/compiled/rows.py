@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from gnnfast.dispatch import gates
 from gnnfast.graph.formats import BY_DST
-from gnnfast.pyg import compiled_ops as ops
+from gnnfast.pyg.compiled import ops
 from gnnfast.pyg.kinds import Exists, Gate, Gathered, Pair
 from gnnfast.pyg.rows import HANDLERS, ROWS, aggregated, writes
 from gnnfast.types import LINEAR
@@ -56,7 +56,7 @@ ROWS.add(Rows)  # type: ignore[arg-type]
 
 class Call:
     """One ``message()``, as :class:`gnnfast.pyg.rows.Call`: what handlers ask for becomes nodes. ``edges`` are those of
-    :class:`gnnfast.pyg.compiled_ops.Edges`, of stand-ins, and ``ids`` the nodes at the ends of edges, by side."""
+    :class:`gnnfast.pyg.compiled.ops.Edges`, of stand-ins, and ``ids`` the nodes at the ends of edges, by side."""
 
     def __init__(self, edges: ops.Edges, ids: tuple[Tensor, Tensor], hint: Callable[[Any], int]) -> None:
         self._edges, self._ids, self._hint = edges, ids, hint
@@ -185,7 +185,8 @@ def follow(graph: Graph, call: Call, gathered: dict[fx.Node, tuple[Tensor, int]]
     Exists if they write into something, or switch gradients or autocast."""
     found = {node: Rows(Gathered(call, x, side), node) for node, (x, side) in gathered.items()}
     for node in nodes:
-        function: Any = getattr(Tensor, node.target, None) if node.op == "call_method" else _OPERATORS.get(node.target, node.target)
+        target: Any = node.target
+        function = getattr(Tensor, target, None) if node.op == "call_method" else _OPERATORS.get(target, target)
         if node in found or node.op not in ("call_function", "call_method"):
             continue
         if function in _SWITCHES or (writes(function, node.args, node.kwargs) and not _fills(node)):
@@ -194,7 +195,8 @@ def follow(graph: Graph, call: Call, gathered: dict[fx.Node, tuple[Tensor, int]]
         if handler is None:
             continue
         graph.after = node
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: found.get(n, n.meta.get("example_value")))
+        stands_for: Any = lambda n: found.get(n, n.meta.get("example_value"))  # noqa: E731
+        args, kwargs = fx.map_arg((node.args, node.kwargs), stands_for)
         try:
             made = handler(*args, **kwargs)
             if made is NotImplemented:
