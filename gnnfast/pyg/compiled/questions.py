@@ -108,6 +108,9 @@ def _put(ctx: Any) -> None:
         nodes = question.as_python_constant()(real(messages), *map(real, things.items))
     except (Exists, GuardOnDataDependentSymNode):
         nodes = None, None
+    except Exception as error:  # of a release of torch whose graphs are others than those that were known
+        fell_back("pyg messages", f"compiled: {type(error).__name__}: {error}")
+        nodes = None, None
     finally:
         state.frame = None
     for name, node in zip(("out", "messages"), nodes):
