@@ -134,11 +134,13 @@ class Graph(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         func, kwargs = _COPIES.get(func, func), kwargs or {}
+        if writes(func, args, kwargs):
+            raise Exists
         found = func(*args, **kwargs)
         results = found if isinstance(found, tuple) else (found,)
         if not any(isinstance(t, Tensor) and id(t) not in self._of for t in results):
             return found
-        if getattr(func, "__name__", "") == "__get__" or writes(func, args, kwargs):
+        if getattr(func, "__name__", "") == "__get__":
             raise Exists
         node = self._add("call_function", func, self._mapped(args), self._mapped(kwargs), found)
         for n, t in enumerate(results if found is results else ()):
