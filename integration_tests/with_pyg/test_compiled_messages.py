@@ -14,6 +14,7 @@ from gnnfast import _native
 pytest.importorskip("torch_geometric", reason="PyG is not installed")
 if not _native.cpu.loaded:
     pytest.skip(_native.cpu.reason, allow_module_level=True)
+from torch_geometric.nn import MessagePassing
 from user_messages import GATES, MESSAGES, Layer, arguments
 
 # What breaks a graph apart, or what a compiler takes for another thing than it is.
@@ -59,6 +60,27 @@ def test_what_message_reads(device):
     model, inputs = compiled(layer), arguments("random", device)
     for layer.drop in (0.5, 0.1):
         check(step(model, layer, *inputs), expected(layer, *inputs))
+    assert is_served()
+
+
+class Updates(MessagePassing):
+    """Whose update() asks for what PyG makes."""
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j):
+        return x_j
+
+    def update(self, inputs, index, size_i):
+        degree = inputs.new_zeros(size_i, 1).index_add(0, index, inputs.new_ones(index.shape[0], 1))
+        return inputs + degree
+
+
+@pytest.mark.parametrize("aggr", ["sum", "max", ["mean", "max"], "softmax"])
+def test_update_that_asks_for_what_is_made(aggr, device):
+    layer, (x, edge_index, _) = Updates(aggr=aggr).to(device), arguments("random", device)
+    check(step(compiled(layer), layer, x, edge_index), expected(layer, x, edge_index))
     assert is_served()
 
 

@@ -49,9 +49,9 @@ def is_several(module: Any) -> bool:
 
 
 def steps_of(module: Any, edge_index: Any, names: tuple[str, ...], *things: Any) -> tuple[Any, ...] | None:
-    """What propagate() does one by one where messages of any code are aggregated by what PyG makes of many operations, softmax or
-    several reductions: which rows are lifted from nodes, what message() and update() ask for, whether messages are the rows
-    themselves, the reductions, none of which is softmax, and the place of the report; ``None`` if PyG's own must run."""
+    """What propagate() does one by one: which rows are lifted from nodes, what message() and update() ask for, whether several
+    reductions are of the rows themselves, the one reduction (empty: there is not one), or several of them (none: softmax), and the
+    place of the report; ``None`` if PyG's own must run."""
     said, state.said = state.said is module, None
     if said:
         return None  # it is said why
@@ -71,13 +71,14 @@ def steps_of(module: Any, edge_index: Any, names: tuple[str, ...], *things: Any)
         return None
     widths = [(hint(t.fake.shape[1]), t.fake.dtype) for t in given if t.fake.dim() == 2]
     width, dtype = max(widths, key=lambda found: found[0], default=(USUAL_WIDTH, torch.float32))
-    times = sum(STATISTICS_TIMES.get(kind, 1) for kind in kinds or (steps.reduce,)) if kinds or steps.reduce else SOFTMAX_TIMES
+    reductions = (steps.reduce,) if steps.reduce else kinds
+    times = sum(STATISTICS_TIMES.get(kind, 1) for kind in reductions) if reductions else SOFTMAX_TIMES
     if is_small(edge_index, width, dtype, times):
         ran(steps.place, *TOO_SMALL)
         return None
     message = inspect.getattr_static(type(module), "message")
     found = message_of(message)
-    plain = found is not None and found.weight is None and found.form not in RELU_FORMS
+    plain = not steps.reduce and found is not None and found.weight is None and found.form not in RELU_FORMS
     plain = plain and [name for name, *_ in steps.collected.lifted] == [*steps.message] and steps.message[0] not in steps.update
     return steps.collected.lifted, steps.message, steps.update, plain, steps.reduce, kinds, steps.place
 
@@ -95,7 +96,7 @@ def in_steps(
     kinds: tuple[str, ...],
     place: str,
 ) -> Any:
-    """``propagate`` as PyG writes it, but for the aggregation, which is one op."""
+    """``propagate`` as PyG writes it, but for the aggregation, which is one op; with what of messages need not exist."""
     to_target = module.flow == "source_to_target"
     i, j = (1, 0) if to_target else (0, 1)
     sizes: list[Any] = [None, None] if size is None else [size[0], size[1]]
@@ -120,11 +121,11 @@ def in_steps(
     messages: Any
     edges = edge_index, num_src, num_dst, to_target, "given" if plain else "incidence", place
     ids = edge_index[i], edge_index[j]
+    found |= {"edge_index": edge_index, "edge_index_i": ids[0], "edge_index_j": ids[1], "index": ids[0], "ptr": None}
+    found |= {"size": sizes, "size_i": num_dst, "size_j": num_src, "dim_size": num_dst}
     if plain:
         messages = rows[asked[0]][0]
     else:
-        found |= {"edge_index": edge_index, "edge_index_i": ids[0], "edge_index_j": ids[1], "index": ids[0], "ptr": None}
-        found |= {"size": sizes, "size_i": num_dst, "size_j": num_src, "dim_size": num_dst}
         gathered = []
         for name, (x, end) in rows.items():
             found[name] = None if x is None else x.index_select(0, ids[0 if end == i else 1])
