@@ -61,6 +61,26 @@ def dots(m, i, j, attr, at):
     return (j.view(-1, H, C) * (i.view(-1, H, C) * j.view(-1, H, C)).sum(dim=-1, keepdim=True).tanh()).view(-1, F)
 
 
+def shares(m, i, j, attr, at):
+    """Of a head's dot products."""
+    return softmax((i.view(-1, H, C) * j.view(-1, H, C)).sum(-1) / C**0.5, *at)
+
+
+def attends(m, i, j, attr, at):
+    return (j.view(-1, H, C) * shares(m, i, j, attr, at).unsqueeze(-1)).view(-1, F)
+
+
+def attends_by_one_head(m, i, j, attr, at):
+    score = -2 * (i * m.lin(j)).sum(dim=-1, keepdim=True)
+    share = tnn.functional.dropout(softmax(score, at[0]), m.drop, False)
+    return share.squeeze(-1).view(-1, 1) * j
+
+
+def attends_with_heads(m, i, j, attr, at):
+    share = softmax(torch.sum(i * j, -1), *at)
+    return share[:, :, None] * j + (share.unsqueeze(2) * j) * 0
+
+
 def without_gradient(m, i, j, attr, at):
     with torch.no_grad():
         weight = (i * j).sum(-1, keepdim=True)
@@ -125,8 +145,9 @@ def caught(m, i, j, attr, at):
         return j
 
 
-# (function, whether heads have a dimension, whether messages need not exist; GATES: for sums and means)
-GATES = "gates"
+# (function, whether heads have a dimension, whether messages need not exist; GATES: for sums and means; ATTENDS: nor what they are
+# weighted by for sums)
+GATES, ATTENDS = "gates", "attends"
 MESSAGES = {
     "attention": (attention, True, True),
     "dots": (dots, False, True),
@@ -186,6 +207,19 @@ MESSAGES = {
     "dropped": (dropped, False, False),
     "kept": (kept, False, True),
     "asked": (by_type, False, True),
+    "dot attention": (attends, False, ATTENDS),
+    "dot attention by one head": (attends_by_one_head, False, ATTENDS),
+    "dot attention, indexed": (attends_with_heads, True, False),
+    "dot attention with heads": (lambda m, i, j, attr, at: j * softmax((i * j).sum(-1), *at).unsqueeze(-1), True, ATTENDS),
+    "dot attention, weighted": (lambda m, i, j, attr, at: attends(m, i, j, attr, at) * attr, False, True),
+    "dot attention of others": (lambda m, i, j, attr, at: m.wide(j[:, :1]) * softmax((i * j).sum(-1, True), *at), False, False),
+    "scores": (lambda m, i, j, attr, at: (i.view(-1, H, C) * j.view(-1, H, C)).sum(-1) * 2, False, False),
+    "shares": (shares, False, False),
+    "shares and scores": (
+        lambda m, i, j, attr, at: j * (shares(m, i, j, attr, at).sum(1) - (i * j).sum(1) / 3)[:, None],
+        False,
+        True,
+    ),
     "detached": (lambda m, i, j, attr, at: j * (i.detach() * j.detach()).sum(-1, keepdim=True), False, True),
 }
 

@@ -249,7 +249,7 @@ def attention(
     heads = dst.shape[1]
     width = held_width(x, heads)
     # On a CPU coefficients are few beside the features, and to have them costs less than to compute them twice.
-    if weights or not graph.is_cuda or not _fuses(dropout, heads) or width is None:
+    if weights or not graph.is_cuda or not fuses(dropout, heads) or width is None:
         alpha = softmax(graph, None, dst, src, slope, place=place)
         if dropout:
             alpha = torch.nn.functional.dropout(alpha, p=dropout, training=True)
@@ -311,7 +311,7 @@ def dot_attention(
     (``[num_dst, F]``, ``[num_src, F]``) after ``dropout``: ``[num_dst, F]``, and with ``weights`` the coefficients ``[E, H]``
     before it."""
     width = held_width(key, heads)
-    if weights or not _fuses(dropout, heads) or width is None:
+    if weights or not fuses(dropout, heads) or width is None:
         alpha = coefficients(graph, query, key, heads, scale, place)
         kept = torch.nn.functional.dropout(alpha, p=dropout, training=True) if dropout else alpha
         return aggregate(graph, value, kept, "sum", place=place, training=training), alpha
@@ -342,7 +342,7 @@ def gatv2_attention(
     head (``att [F]``, ``query [num_dst, F]``, ``edge [E, F]`` of 32 or 64 bits if given) after ``dropout``: ``[num_dst, F]``.
     ``None`` where there are no kernels for that."""
     width = held_width(key, heads)
-    if not _fuses(dropout, heads) or width is None or (edge is not None and key.element_size() < 4):
+    if not fuses(dropout, heads) or width is None or (edge is not None and key.element_size() < 4):
         return None
     given = (query, key, att) if edge is None else (query, key, att, edge)
     (query, key, att, *of_edges), narrowed = of_width(width, heads, *given)
@@ -368,7 +368,7 @@ def of_width(width: int, heads: int, *rows: Tensor) -> tuple[tuple[Tensor, ...],
     return tuple(map(widened, rows)), lambda out: out.unflatten(-1, (heads, width))[..., :features].flatten(-2)
 
 
-def _fuses(dropout: float, heads: int) -> bool:
+def fuses(dropout: float, heads: int) -> bool:
     """Whether nothing asks for coefficients that exist: they are drawn as the framework draws them, sampled or timed."""
     current = settings()
     if dropout and (dropout >= 1 or current.dropout == "framework" or heads > MOST_DROP_HEADS):

@@ -226,9 +226,11 @@ def free_bytes(device: torch.device) -> int:
     """Memory that is free and that this process may take, or that torch would reuse."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        reserved = torch.cuda.memory_reserved(device)
+        # As memory_reserved() and memory_allocated() have it, which make a dictionary of all there is for each.
+        known = torch.cuda.memory_stats_as_nested_dict(device)
+        reserved, allocated = (known[name]["all"]["current"] for name in ("reserved_bytes", "allocated_bytes"))
         allowed = int(total * torch.cuda.memory.get_per_process_memory_fraction(device)) - reserved
-        return min(free, allowed) + reserved - torch.cuda.memory_allocated(device)
+        return min(free, allowed) + reserved - allocated  # type: ignore[no-any-return]
     try:
         with open("/proc/meminfo") as file:
             return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable"))

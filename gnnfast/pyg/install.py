@@ -102,7 +102,7 @@ TEMPLATES = {"propagate.jinja": ("b0c6eb39a67b",), "collect.jinja": ("7a42629d53
 def install(module: ModuleType, patches: Patches) -> None:
     """Patches one of PyG's modules, which has just been or was long ago imported."""
     from gnnfast.pyg.compiled import TRACED
-    from gnnfast.pyg.compiled import propagate as traced_propagate  # which needs what PyG has imported anyway
+    from gnnfast.pyg.compiled.propagate import propagate as traced_propagate  # which needs what PyG has imported anyway
 
     if module.__name__ == MESSAGE_PASSING:
         _guard("propagate", functools.partial(_install_propagate, module, patches, traced_propagate))

@@ -26,7 +26,8 @@ class Exists(BaseException):
 
 
 class Gathered:
-    """Rows ``x [nodes, ...]`` of nodes at one end of each edge. ``source`` are the same rows in another shape, and memory."""
+    """Rows ``x [nodes, ...]`` of nodes at one end of each edge. ``source`` are the same rows in another shape, and memory, as of
+    the kinds below."""
 
     def __init__(self, call: Any, x: Tensor, side: int, own: bool = False, source: Any = None) -> None:
         self.call, self.x, self.side, self.own, self.source = call, x, side, own, source
@@ -61,6 +62,10 @@ class Gathered:
         x = self.x.reshape(self.x.shape[0], -1)
         return x if self.own or not self.call.grad_enabled else self.call.saved(x)
 
+    def seen_as(self, tail: tuple[int, ...], source: Any) -> Gathered:
+        """The same in another shape, and memory, as ``source``."""
+        return Gathered(self.call, self.x.reshape(self.x.shape[0], *tail), self.side, self.own, source)
+
     def of(self, x: Tensor) -> Gathered:
         """Other rows of the same nodes, which nobody else has."""
         return Gathered(self.call, x, self.side, True)
@@ -79,24 +84,32 @@ class Weighted:
     """``weight [E, H]`` times the rows of ``x [num_src, H, ...]``, seen in another ``tail`` of dimensions; with ``heads_summed``,
     the sum over the heads."""
 
-    def __init__(self, of: Gathered, weight: Tensor, heads: int, tail: tuple[int, ...], heads_summed: bool = False) -> None:
-        self.rows, self.weight, self.heads, self.tail, self.heads_summed = of, weight, heads, tail, heads_summed
-        self.version = version_of(weight)
+    def __init__(
+        self, of: Gathered, weight: Tensor, heads: int, tail: tuple[int, ...], heads_summed: bool = False, source: Any = None
+    ) -> None:
+        self.rows, self.heads, self.tail, self.heads_summed, self.source = of, heads, tail, heads_summed, source
+        self._weight, self._version = weight, version_of(weight)
 
     call = property(lambda self: self.rows.call)
     like = property(lambda self: self.rows.x)
     shape = property(lambda self: (self.rows.call.edges, *self.tail))
 
     @property
+    def weight(self) -> Tensor:
+        if version_of(self._weight) != self._version:  # somebody has written into it since
+            raise Exists
+        return self._weight
+
+    @property
     def requires_grad(self) -> bool:
         return self.rows.x.requires_grad or self.weight.requires_grad
 
-    def check(self) -> None:
-        if version_of(self.weight) != self.version:  # somebody has written into it since
-            raise Exists
+    def seen_as(self, tail: tuple[int, ...], source: Any) -> Weighted:
+        return Weighted(self.rows, self.weight, self.heads, tail, self.heads_summed, source)
 
     def value(self) -> Tensor:
-        self.check()
+        if self.source is not None:
+            return self.source.value().view(self.shape)  # type: ignore[no-any-return]
         out = self._per_head(self.rows.now()) * self.weight.view(-1, self.heads, 1)
         return (out.sum(1) if self.heads_summed else out).reshape(self.shape)
 
@@ -105,7 +118,6 @@ class Weighted:
 
     def aggregate(self, reduce: str, training: bool) -> Tensor | None:
         """The reduction at each destination; of a sum over heads, if it is linear."""
-        self.check()
         if self.heads_summed and reduce not in LINEAR:
             return None
         weight = self.weight.view(-1) if self.heads == 1 else self.weight
@@ -113,6 +125,89 @@ class Weighted:
             return _aggregated(self.rows, weight, reduce, training, self.tail)
         out = _aggregated(self.rows, weight, reduce, training, (math.prod(self.rows.x.shape[1:]),))
         return self._per_head(out).sum(1).reshape(-1, *self.tail)
+
+
+class Scores:
+    """``number`` times the dot products ``<a[dst], b[src]>`` per head of rows ``a [num_dst, F]`` and ``b [num_src, F]``, which
+    nobody writes into."""
+
+    def __init__(
+        self, call: Any, a: Tensor, b: Tensor, heads: int, tail: tuple[int, ...], number: float = 1, source: Any = None
+    ) -> None:
+        self.call, self.a, self.b, self.heads, self.tail, self.number, self.source = call, a, b, heads, tail, number, source
+
+    like = property(lambda self: self.a)
+    shape = property(lambda self: (self.call.edges, *self.tail))
+    requires_grad = property(lambda self: self.a.requires_grad or self.b.requires_grad)
+
+    def seen_as(self, tail: tuple[int, ...], source: Any) -> Scores:
+        return Scores(self.call, self.a, self.b, self.heads, tail, self.number, source)
+
+    def times(self, number: float) -> Scores:
+        return Scores(self.call, self.a, self.b, self.heads, self.tail, self.number * number)
+
+    def value(self) -> Tensor:
+        if self.source is not None:
+            return self.source.value().view(self.shape)  # type: ignore[no-any-return]
+        out = self.call.dot(self.a, self.b, self.heads)
+        return (out if self.number == 1 else out * self.number).view(self.shape)  # type: ignore[no-any-return]
+
+    def aggregate(self, reduce: str, training: bool) -> None:
+        return None
+
+
+class Shares:
+    """The softmax of scores over the edges at each destination, after a dropout."""
+
+    def __init__(self, of: Scores, tail: tuple[int, ...], dropout: float = 0.0, source: Any = None) -> None:
+        self.of, self.tail, self.dropout, self.source = of, tail, dropout, source
+
+    call = property(lambda self: self.of.call)
+    like = property(lambda self: self.of.a)
+    shape = property(lambda self: (self.of.call.edges, *self.tail))
+    requires_grad = property(lambda self: self.of.requires_grad)
+
+    def seen_as(self, tail: tuple[int, ...], source: Any) -> Shares:
+        return Shares(self.of, tail, self.dropout, source)
+
+    def value(self) -> Tensor:
+        if self.source is not None:
+            return self.source.value().view(self.shape)  # type: ignore[no-any-return]
+        share = self.call.softmax(self.of.value().view(-1, self.of.heads))
+        return (functional.dropout(share, self.dropout) if self.dropout else share).view(self.shape)
+
+    def aggregate(self, reduce: str, training: bool) -> None:
+        return None
+
+
+class Attended(Weighted):
+    """Rows of sources weighted by shares, which have a kernel that makes none of them for their sum."""
+
+    def __init__(self, of: Gathered, shares: Shares, tail: tuple[int, ...], source: Any = None) -> None:
+        self.rows, self.shares, self.heads, self.tail, self.heads_summed = of, shares, shares.of.heads, tail, False
+        self.source = source
+        self._made: Tensor | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        if self._made is None:
+            self._made = self.shares.value().view(-1, self.heads)
+        return self._made
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.rows.x.requires_grad or self.shares.requires_grad
+
+    def seen_as(self, tail: tuple[int, ...], source: Any) -> Attended:
+        return Attended(self.rows, self.shares, tail, source)
+
+    def aggregate(self, reduce: str, training: bool) -> Tensor | None:
+        of = self.shares.of
+        if reduce == "sum" and self._made is None and self.rows.x.numel() // max(self.rows.x.shape[0], 1) == of.b.shape[1]:
+            out = self.call.attention(of.a, of.b, self.rows.saved(), of.heads, of.number, self.shares.dropout, training)
+            if out is not None:
+                return edges.shaped(self.call.written(out), self.tail)
+        return super().aggregate(reduce, training)
 
 
 class Pair:
@@ -405,4 +500,4 @@ def version_of(t: Tensor) -> int | None:
     return None if t.is_inference() else t._version
 
 
-Kind = Gathered | Weighted | Pair | Joined | Gate | Projected
+Kind = Gathered | Weighted | Scores | Shares | Pair | Joined | Gate | Projected

@@ -20,7 +20,7 @@ from torch.nn import functional
 from gnnfast.dispatch import edges, execute, gates
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.pyg import guards
-from gnnfast.pyg.kinds import Gate, Gathered, Joined, Pair, Projected, Term, Weighted, saves
+from gnnfast.pyg.kinds import Attended, Gate, Gathered, Joined, Pair, Projected, Scores, Shares, Term, Weighted, saves
 from gnnfast.pyg.layers import REORDERED
 from gnnfast.pyg.rows import HANDLERS, Rows, kind_of
 from gnnfast.types import FEATURE_DTYPES
@@ -60,12 +60,7 @@ def _seen_as(t: Rows, tail: tuple[int, ...] | None) -> Any:
     kind = t.kind
     if tail is None:
         return NotImplemented
-    if isinstance(kind, Gathered):
-        return Gathered(kind.call, kind.x.reshape(kind.x.shape[0], *tail), kind.side, kind.own, t)
-    if isinstance(kind, Weighted):
-        kind.check()
-        return Weighted(kind.rows, kind.weight, kind.heads, tail, kind.heads_summed)
-    return NotImplemented
+    return kind.seen_as(tail, t) if isinstance(kind, (Gathered, Weighted, Scores, Shares)) else NotImplemented
 
 
 @_handles(Tensor.view, Tensor.reshape, torch.reshape)
@@ -81,6 +76,15 @@ def _unsqueeze(t: Any, dim: int) -> Any:
         return NotImplemented
     at, tail = dim % (t.dim() + 1), list(kind.shape[1:])
     return _seen_as(t, (*tail[: at - 1], 1, *tail[at - 1 :])) if at else NotImplemented
+
+
+@_handles(Tensor.squeeze, torch.squeeze)
+def _squeeze(t: Any, dim: Any = None) -> Any:
+    kind = kind_of(t)
+    if kind is None or not isinstance(dim, int):
+        return NotImplemented
+    at, tail = dim % t.dim(), list(kind.shape[1:])
+    return _seen_as(t, (*tail[: at - 1], *tail[at:])) if at and tail[at - 1] == 1 else NotImplemented
 
 
 @_handles(Tensor.flatten, torch.flatten)
@@ -194,7 +198,7 @@ def _cat(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     for t in tensors:
         kind = kind_of(t)
         part = (t.clone() if t.is_inference() else t) if kind is None and type(t) in _TENSORS else kind
-        if isinstance(part, (Pair, Gate)):  # of which nothing can be said at nodes
+        if isinstance(part, (Pair, Gate, Scores, Shares)):  # of which nothing can be said at nodes
             part = t.value()
         if not isinstance(part, (Gathered, Tensor)) or t.dim() != 2:
             return NotImplemented
@@ -219,11 +223,15 @@ def _matmul(t: Any, weight: Any) -> Any:
 @_handles(Tensor.mul, torch.mul, Tensor.__mul__, Tensor.__rmul__)
 def _mul(a: Any, b: Any) -> Any:
     kind, other = kind_of(a), b
-    if kind is None:
+    if kind is None or (isinstance(kind, (Scores, Shares)) and kind_of(b) is not None):
         kind, other = kind_of(b), a
     if kind is None:
         return NotImplemented
     of_other = kind_of(other)
+    if isinstance(kind, Scores) and _is_number(other):
+        return kind.times(other)
+    if isinstance(of_other, Scores) or (isinstance(of_other, Shares) and not isinstance(kind, Gathered)):
+        other, of_other = other.value(), None
     if isinstance(kind, Gathered) and isinstance(of_other, Gathered):
         narrow = [math.prod(k.shape[1:]) < math.prod(big.shape[1:]) for k, big in ((kind, of_other), (of_other, kind))]
         if narrow[0]:
@@ -320,6 +328,8 @@ def _div(a: Any, b: Any, **kwargs: Any) -> Any:
         return NotImplemented
     if isinstance(kind, (Gate, Pair)) and b:
         return _multiplied(kind, 1 / b)
+    if isinstance(kind, Scores):
+        return kind.times(1 / b) if b else NotImplemented
     return kind.of(kind.kept() / b) if saves(kind) else NotImplemented
 
 
@@ -366,16 +376,21 @@ def _is_of_all(t: Any, kind: Any) -> bool:
 def _weighted(kind: Any, weight: Any) -> Any:
     """Rows times a number for each edge, or for each edge and head."""
     before = kind if isinstance(kind, Weighted) and not kind.heads_summed else None
-    of = kind if before is None else before.rows
-    if type(weight) not in _TENSORS or not isinstance(of, Gathered) or of.side != BY_SRC or weight.dtype is not of.x.dtype:
+    of, shares = kind if before is None else before.rows, kind_of(weight)
+    if not isinstance(of, Gathered) or of.side != BY_SRC or (type(weight) not in _TENSORS and not isinstance(shares, Shares)):
         return NotImplemented
     shape, rows = tuple(weight.shape), kind.shape
-    if weight.device != of.x.device or len(shape) != len(rows) or shape[0] != rows[0] or len(rows) < 2:
+    if weight.dtype is not of.x.dtype or len(shape) != len(rows) or shape[0] != rows[0] or len(rows) < 2:
         return NotImplemented
     heads = math.prod(shape[1:]) if shape == rows else shape[1] if len(shape) > 2 else 1
     if shape != rows and (heads not in (1, rows[1]) or any(n != 1 for n in shape[2:]) or (len(shape) == 2 and shape[1] != 1)):
         return NotImplemented
     if of.x.dtype not in FEATURE_DTYPES or not math.prod(rows[1:]):
+        return NotImplemented
+    of.call.gained = True
+    if isinstance(shares, Shares):
+        return Attended(of, shares, rows[1:])
+    if weight.device != of.x.device:
         return NotImplemented
     if weight.is_inference():  # in which writes are not noticed
         if shape == rows:
@@ -385,9 +400,7 @@ def _weighted(kind: Any, weight: Any) -> Any:
     if before is not None:
         if before.heads not in (1, heads) and heads != 1:
             return NotImplemented
-        before.check()
         weight, heads = before.weight * weight, max(before.heads, heads)
-    of.call.gained = True
     return Weighted(of, weight, heads, rows[1:])
 
 
@@ -405,7 +418,6 @@ def _sum(t: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
         return _dot(kind, keepdim)
     if not isinstance(kind, Weighted) or kind.heads_summed or keepdim:
         return NotImplemented
-    kind.check()
     if kind.heads == 1 and saves(kind.rows):
         x = kind.rows.kept().reshape(-1, *kind.tail).sum(dim)
         return Weighted(kind.rows.of(x), kind.weight, 1, x.shape[1:])
@@ -415,23 +427,38 @@ def _sum(t: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
 
 
 def _dot(kind: Pair, keepdim: bool) -> Any:
-    heads = math.prod(kind.shape[1:-1])
+    tail = kind.shape[1:-1]
     if not math.prod(kind.shape[1:]):
         return NotImplemented
-    a, b = (k.kept().reshape(k.x.shape[0], -1).contiguous() for k in sorted((kind.a, kind.b), key=lambda k: k.side != BY_DST))
+    a, b = (k.saved().contiguous() for k in sorted((kind.a, kind.b), key=lambda k: k.side != BY_DST))
     kind.call.gained = True
-    out = kind.call.dot(a, b, heads).view(kind.shape[:-1])
-    return out.unsqueeze(-1) if keepdim else out
+    return Scores(kind.call, a, b, math.prod(tail), (*tail, 1) if keepdim else tail)
+
+
+@_handles(functional.dropout)
+def _dropout(t: Any, p: Any = 0.5, training: Any = True, inplace: Any = False) -> Any:
+    kind = kind_of(t)
+    if not isinstance(kind, Shares) or inplace or not _is_number(p) or not 0 <= p <= 1:
+        return NotImplemented
+    if not training or not p:
+        return kind.seen_as(kind.tail, t)
+    drops = not kind.dropout and kind.source is None and kind.call.drops(p, kind.of.heads)
+    return Shares(kind.of, kind.tail, float(p)) if drops else NotImplemented
 
 
 def softmax(src: Any, index: Any, num_nodes: Any, dim: Any) -> Any:
-    """PyG's ``softmax`` over the edges at each destination of rows at sources, of which each element is a head. On a GPU PyG's
-    operations are faster where heads are many: 16.8 ms in place of 20.8 for GENConv with 128 on an arxiv-size graph."""
+    """PyG's ``softmax`` over the edges at each destination, of scores or of rows at sources, of which each element is a head. On a
+    GPU PyG's operations are faster where heads are many: 16.8 ms in place of 20.8 for GENConv with 128 on an arxiv-size graph."""
     kind = kind_of(src)
-    if not isinstance(kind, Gathered) or kind.side != BY_SRC or dim not in (0, -src.dim()) or not kind.call.is_destinations(index):
+    if kind is None or dim not in (0, -src.dim()) or not kind.call.is_destinations(index) or kind.like.dtype not in FEATURE_DTYPES:
         return NotImplemented
-    graph, row = kind.call.ends.towards(BY_DST), kind.x.shape[1:]
-    if num_nodes != graph.num_dst or kind.x.dtype not in FEATURE_DTYPES or not row.numel() or kind.x.is_cuda:
+    graph = kind.call.ends.towards(BY_DST)
+    if num_nodes not in (None, graph.num_dst):
+        return NotImplemented
+    if isinstance(kind, Scores):
+        return Rows.made(kind.call, Shares(kind, kind.tail))
+    row = kind.like.shape[1:]
+    if not isinstance(kind, Gathered) or kind.side != BY_SRC or not row.numel() or kind.x.is_cuda:
         return NotImplemented
     kind.call.gained = True
     found = execute.softmax(graph, None, None, kind.kept().reshape(-1, row.numel()), place=kind.call.place)

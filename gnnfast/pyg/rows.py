@@ -133,6 +133,10 @@ class Call:
         """What a backward pass may find as it is now, of what users may write into."""
         return t.clone(memory_format=torch.contiguous_format)
 
+    def written(self, out: Tensor) -> Tensor:
+        """What users may write into, of a result that its backward pass wants."""
+        return out.clone() if out.requires_grad else out
+
     def weighted(self, x: Tensor, weight: Tensor | None, reduce: str, training: bool, copies: bool) -> Tensor:
         """The reduction ``[num_dst, F]`` of ``x [num_src, F]``, as :func:`gnnfast.dispatch.execute.aggregate`."""
         how: Any = dict(place=self.place, ties="scatter", training=training, copies=copies)
@@ -148,6 +152,22 @@ class Call:
     def dot(self, a: Tensor, b: Tensor, heads: int) -> Tensor:
         """``<a[dst], b[src]>`` of each edge and head, ``[E, heads]``."""
         return execute.dot(self.ends.towards(BY_DST), a, b, heads, self.place)
+
+    def softmax(self, score: Tensor) -> Tensor:
+        """Of ``score [E, heads]`` over the edges at each destination."""
+        return execute.softmax(self.ends.towards(BY_DST), score, place=self.place)
+
+    def drops(self, dropout: float, heads: int) -> bool:
+        """Whether the kernel of attention draws the dropout."""
+        return execute.fuses(dropout, heads)
+
+    def attention(
+        self, a: Tensor, b: Tensor, x: Tensor, heads: int, number: float, dropout: float, training: bool
+    ) -> Tensor | None:
+        """The sums ``[num_dst, F]`` of ``x`` at sources, as :func:`gnnfast.dispatch.execute.dot_attention`; ``None`` if there is no
+        kernel for them."""
+        how: Any = dict(place=self.place, training=training)
+        return execute.dot_attention(self.ends.towards(BY_DST), a, b, x, heads, number, dropout, **how)[0]
 
     def edge_relu(self, x: Tensor, of_edges: Tensor) -> Tensor:
         return execute.edge_relu(self.ends.towards(BY_DST), x, of_edges, place=self.place)
@@ -209,7 +229,7 @@ class Rows(Tensor):
         """Whether somebody has written into the rows, or a view of them, since they exist."""
         if self._value is not None and (self._version_made is None or version_of(self._value) != self._version_made):
             return True
-        source = self.kind.source if isinstance(self.kind, Gathered) else None
+        source = getattr(self.kind, "source", None)
         return source is not None and source.is_written()
 
     @classmethod

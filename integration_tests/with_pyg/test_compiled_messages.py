@@ -15,7 +15,8 @@ pytest.importorskip("torch_geometric", reason="PyG is not installed")
 if not _native.cpu.loaded:
     pytest.skip(_native.cpu.reason, allow_module_level=True)
 from torch_geometric.nn import MessagePassing
-from user_messages import GATES, MESSAGES, Layer, arguments
+from torch_geometric.utils import softmax
+from user_messages import ATTENDS, GATES, MESSAGES, Layer, arguments
 
 # What breaks a graph apart, or what a compiler takes for another thing than it is.
 BREAKS = ("scripted", "numpy", "vmap", "caught", "own gradient, caught")
@@ -36,11 +37,11 @@ def test_message(name, device):
             x, *rest = arguments(graph, device)
             found = step(model, layer, x, *rest)
             check(found, expected(layer, x, *rest))
-        if fused is True or (fused == GATES and reduce != "max"):
+        if fused in (True, ATTENDS) or (fused == GATES and reduce != "max"):
             assert name in BREAKS or is_served()
 
 
-@pytest.mark.parametrize("name", ["attention", "dots", "joined", "gate", "two gates", "rows", "perceptron"])
+@pytest.mark.parametrize("name", ["attention", "dots", "joined", "gate", "two gates", "rows", "perceptron", "dot attention"])
 def test_inductor(name, device):
     function, heads, _ = MESSAGES[name]
     layer = Layer(function, "mean", heads).to(device, torch.float64)
@@ -97,3 +98,41 @@ def test_products_at_nodes_of_messages_that_exist(device):
     check(step(model, layer, *inputs), expected(layer, *inputs))
     rows = [n.meta["example_value"].shape[0] for n in seen]
     assert sorted(rows) == [50, 50, 3000], "the last one of the features of edges, which are one column"
+
+
+class Generic(MessagePassing):
+    """For which PyG generates no propagate(): what message() asks for has no types, and aggregate() has other ones."""
+
+    def __init__(self, edges_weigh, **kwargs):
+        super().__init__(node_dim=0, **kwargs)
+        self.edges_weigh = edges_weigh
+
+    def forward(self, x, edge_index, attr):
+        by_head = x.view(x.shape[0], 2, -1)
+        return self.propagate(edge_index, q=by_head.tanh(), v=by_head, attr=attr).flatten(1)
+
+    def message(self, q_i, q_j, v_j, attr, index, ptr, size_i):
+        if self.edges_weigh:
+            return v_j * attr.view(-1, 1, 1)
+        return v_j * softmax((q_i * q_j).sum(-1), index, ptr, size_i).unsqueeze(-1)
+
+
+@pytest.mark.parametrize("edges_weigh", [False, True])
+@pytest.mark.parametrize("aggr", ["sum", "max"])
+def test_classes_without_a_propagate_of_their_own(edges_weigh, aggr, device):
+    layer = Generic(edges_weigh, aggr=aggr).to(device)
+    assert "_orig_propagate" in Generic.__dict__ and not hasattr(Generic, "collect")
+    model = compiled(layer)
+    for graph in SMALL:
+        x, *rest = arguments(graph, device)
+        check(step(model, layer, x, *rest), expected(layer, x, *rest))
+    assert is_served()
+
+
+def test_classes_of_no_file(device):
+    """Of which PyG finds no source."""
+    space = {"MessagePassing": MessagePassing, "__name__": __name__}
+    exec("class Plain(MessagePassing):\n    def forward(self, x, e): return self.propagate(e, x=x)", space)
+    layer, (x, edge_index, _) = space["Plain"]().to(device), arguments("random", device)
+    check(step(compiled(layer), layer, x, edge_index), expected(layer, x, edge_index))
+    assert is_served()

@@ -16,7 +16,8 @@ from gnnfast.dispatch import select
 pytest.importorskip("torch_geometric", reason="PyG is not installed")
 from torch_geometric import nn
 from torch_geometric.nn import MessagePassing, aggr
-from user_messages import GATES, MESSAGES, C, Doubled, F, H, Layer, arguments, dots, kept, written_weight
+from torch_geometric.utils import softmax
+from user_messages import ATTENDS, GATES, MESSAGES, C, Doubled, F, H, Layer, arguments, attends, dots, kept, shares, written_weight
 
 from gnnfast.pyg import rows
 
@@ -37,20 +38,22 @@ def test_message(name, graph, device):
             assert graph == "no_edges" or "sum of relu(x_j + edge)" in kernels
         elif graph == "random" and fused == GATES and reduce != "max":
             assert f"gates, {reduce}" in kernels
-        elif graph == "random" and (fused is True or name in FUSED_ANYWAY):
+        elif graph == "random" and fused == ATTENDS and reduce == "sum":
+            assert "attention" in kernels and "edge softmax" not in kernels
+        elif graph == "random" and (fused in (True, ATTENDS) or name in FUSED_ANYWAY):
             assert {f"gar {reduce}", f"gas {reduce}"} & kernels
         elif graph == "random":
             assert f"gathers and {reduce}" in kernels or (fused is None and f"gates, {reduce}" in kernels)
 
 
-@pytest.mark.parametrize("name", ["attention", "dots", "joined", "a weight for each feature", "heads summed"])
+@pytest.mark.parametrize("name", ["attention", "dots", "joined", "a weight for each feature", "heads summed", "dot attention"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.float16, 1e-2)])
 def test_dtypes(name, dtype, tolerance, device):
     function, heads, _ = MESSAGES[name]
     compare(Layer(function, "sum", heads).to(device, dtype), *arguments("random", device, dtype), tolerance=tolerance)
 
 
-@pytest.mark.parametrize("name", ["attention", "dots", "joined", "a weight for each feature", "rows"])
+@pytest.mark.parametrize("name", ["attention", "dots", "joined", "a weight for each feature", "rows", "dot attention"])
 def test_second_derivatives(name, device):
     function, heads, _ = MESSAGES[name]
     layer = Layer(function, "sum", heads).to(device, torch.float64)
@@ -69,7 +72,7 @@ def test_second_derivatives(name, device):
         assert (f is None) == (e is None) and (e is None or relative_error(f, e) < 1e-9)
 
 
-@pytest.mark.parametrize("name", ["dots", "rows", "a weight for each feature", "joined", "scaled"])
+@pytest.mark.parametrize("name", ["dots", "rows", "a weight for each feature", "joined", "scaled", "dot attention"])
 def test_features_written_into_afterwards(name, device):
     """PyG keeps gathered copies, so its users may write into theirs."""
     layer = Layer(MESSAGES[name][0]).to(device, torch.float64)
@@ -88,6 +91,39 @@ def test_features_written_into_afterwards(name, device):
     expected = run()
     gnnfast.enable()
     assert relative_error(found, expected) < 1e-9
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+def test_attention_with_heads_summed(reduce, device):
+    layer = Layer(lambda *given: attends(*given).view(-1, H, C).sum(1), reduce).to(device, torch.float64)
+    report = compare(layer, *arguments("random", device), tolerance=1e-9)
+    assert reduce == "max" or f"gar {reduce}" in {kernel for _, kernel, _ in report.kernels}
+
+
+@pytest.mark.parametrize("dropout", ["kernel", "framework"])
+def test_attention_with_dropout(dropout, device):
+    """The kernel draws it from a seed of torch's generator, unless it is to be the framework's."""
+    layer = Layer(lambda m, i, j, attr, at: j * tnn.functional.dropout(shares(m, i, j, attr, at), 0.5, m.training).sum(1, True))
+    fused = Layer(lambda m, i, j, attr, at: j * tnn.functional.dropout(softmax((i * j).sum(-1, True), *at), 0.5, m.training))
+    x, edge_index, _ = inputs = arguments("random", device)
+    with gnnfast.override(dropout=dropout):
+        for model in (layer.to(device, torch.float64), fused.to(device, torch.float64)):
+            compare(model.eval(), *inputs, tolerance=1e-9)
+            model.train()
+            torch.manual_seed(0)
+            first = model(*inputs)
+            torch.manual_seed(0)
+            assert torch.equal(model(*inputs), first) and not torch.equal(model(*inputs), first)
+            if dropout == "framework" or model is layer:
+                gnnfast.disable()
+                torch.manual_seed(0)
+                expected = model(*inputs)
+                gnnfast.enable()
+                assert relative_error(first, expected) < 1e-9
+        ones = torch.ones(x.shape[0], F, device=device, dtype=torch.float64)
+        sums = torch.stack([fused(ones, edge_index, None) for _ in range(400)])  # of shares that are 0 or twice as large
+        with_edges = torch.zeros(x.shape[0], device=device).index_fill_(0, edge_index[1], 1)
+        assert relative_error(sums.mean(0)[:, 0], with_edges) < 0.2 and sums.std(0).max() > 0.1
 
 
 def test_what_is_kept_is_as_it_was(device):

@@ -13,11 +13,11 @@ from gnnfast.pyg.compiled.layers import make_layer
 from gnnfast.pyg.compiled.messages import softmax
 from gnnfast.pyg.compiled.norm import make_gcn_norm, make_loops
 from gnnfast.pyg.compiled.pna import make_pna_conv
-from gnnfast.pyg.compiled.propagate import propagate
+from gnnfast.pyg.compiled.propagate import generic
 from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG
 
 TRACED: dict[str, Callable[[FunctionType], Callable[..., Any]]] = {
-    "MessagePassing.propagate": lambda _: propagate,
+    "MessagePassing.propagate": lambda _: generic,
     "gcn_norm": make_gcn_norm,
     "softmax": lambda _: softmax,
     "add_self_loops": make_loops,

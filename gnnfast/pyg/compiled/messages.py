@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -48,7 +49,7 @@ def is_several(module: Any) -> bool:
     return is_softened(module) or may_be_several(aggregation)
 
 
-def steps_of(module: Any, edge_index: Any, names: tuple[str, ...], *things: Any) -> tuple[Any, ...] | None:
+def steps_of(module: Any, collect: str, edge_index: Any, names: tuple[str, ...], *things: Any) -> tuple[Any, ...] | None:
     """What propagate() does one by one: which rows are lifted from nodes, what message() and update() ask for, whether several
     reductions are of the rows themselves, the one reduction (empty: there is not one), or several of them (none: softmax), and the
     place of the report; ``None`` if PyG's own must run."""
@@ -56,7 +57,7 @@ def steps_of(module: Any, edge_index: Any, names: tuple[str, ...], *things: Any)
     if said:
         return None  # it is said why
     try:
-        reason, steps, aggregation = context(), check_steps(module), module.aggr_module
+        reason, steps, aggregation = context(), check_steps(module, collect), module.aggr_module
         if reason or steps.collected is None or not steps.known_aggregate:
             raise Unsupported(reason or "message() asks for adj_t, or aggregate() is overridden")
         if not {*steps.collected.given} <= {*names} or not {of_nodes for _, of_nodes, _ in steps.collected.lifted} <= {*names}:
@@ -69,7 +70,7 @@ def steps_of(module: Any, edge_index: Any, names: tuple[str, ...], *things: Any)
     except Unsupported as error:
         left(module, str(error))
         return None
-    widths = [(hint(t.fake.shape[1]), t.fake.dtype) for t in given if t.fake.dim() == 2]
+    widths = [(hint(math.prod(t.fake.shape[1:])), t.fake.dtype) for t in given if t.fake.dim() > 1]
     width, dtype = max(widths, key=lambda found: found[0], default=(USUAL_WIDTH, torch.float32))
     reductions = (steps.reduce,) if steps.reduce else kinds
     times = sum(STATISTICS_TIMES.get(kind, 1) for kind in reductions) if reductions else SOFTMAX_TIMES
@@ -207,7 +208,11 @@ def _softmax(src: Any, index: Any, ptr: Any, num_nodes: Any, dim: Any) -> tuple[
         return None, None
     if fake.is_cuda and fake.shape[1:].numel() > MOST_HEADS:
         return None, None
-    if num_nodes != of.edges.num_dst or fake.shape[0] != of.edges.edge_index.shape[1] or fake.device != of.dst.fake.device:
+    if (
+        num_nodes not in (None, of.edges.num_dst)
+        or fake.shape[0] != of.edges.edge_index.shape[1]
+        or fake.device != of.dst.fake.device
+    ):
         return None, None
     with _entered(index) as graph:
         graph.after = next(iter(reversed(graph.nodes)))

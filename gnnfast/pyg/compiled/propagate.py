@@ -31,21 +31,21 @@ from gnnfast.pyg.compiled.questions import (
 from gnnfast.pyg.layers import is_product
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, means_relu
 from gnnfast.pyg.propagate import weight_of
-from gnnfast.pyg.verdict import OfClass, check_module, reduction_of
+from gnnfast.pyg.verdict import COLLECT, GENERIC, OfClass, check_module, reduction_of
 from gnnfast.reporting import ran
 from gnnfast.types import LINEAR
 from gnnfast.unsupported import Unsupported
 
 
-def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str = COLLECT) -> Any:
     """Stands in for the ``propagate`` that PyG generates for a class."""
     if not torch.compiler.is_dynamo_compiling():
         return NotImplemented
-    message = ask(_message, module, *deciding(module))
+    message = ask(_message, module, collect, *deciding(module))
     if message is None:
         operands = [t for found in kwargs.values() for t in (found if isinstance(found, (tuple, list)) else (found,))]
         tensors = [t for t in operands if isinstance(t, Tensor)]
-        steps = ask(steps_of, module, edge_index, tuple(kwargs), *deciding(module), *tensors)
+        steps = ask(steps_of, module, collect, edge_index, tuple(kwargs), *deciding(module), *tensors)
         return NotImplemented if steps is None else in_steps(module, edge_index, size, kwargs, *steps)
     feature, weighs, update, adds = message
     given: Any = kwargs.get(feature)
@@ -57,9 +57,9 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -
         x, x_dst = given
     of_src, of_dst = (None, None) if size is None else size if to_target else size[::-1]
     if normed is None:
-        plan = ask(_plan, module, edge_index, x, x_dst, weight, weighs in kwargs, of_src, of_dst)
+        plan = ask(_plan, module, collect, edge_index, x, x_dst, weight, weighs in kwargs, of_src, of_dst)
     else:
-        plan = ask(_plan_normalised, module, edge_index, x, normed.dtype, x_dst, of_src, of_dst)
+        plan = ask(_plan_normalised, module, collect, edge_index, x, normed.dtype, x_dst, of_src, of_dst)
     if plan is None:
         if normed is None:
             return NotImplemented
@@ -96,7 +96,12 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -
     return out if update is None else module.update(out, **{name: kwargs[name] for name in update if name in kwargs})
 
 
-def _message(module: Any, *_: Any) -> Any:
+def generic(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+    """Stands in for the ``propagate`` of all classes, as :func:`gnnfast.pyg.propagate.generic`."""
+    return propagate(module, edge_index, size, kwargs, GENERIC)
+
+
+def _message(module: Any, collect: str, *_: Any) -> Any:
     """The names of features and weights, what update() asks for, and where the ReLU of a sum is aggregated the linear layer of what
     is added (empty: there is none); ``None`` if PyG's own must run, or its steps."""
     if state.said is module or is_several(module):
@@ -105,7 +110,7 @@ def _message(module: Any, *_: Any) -> Any:
         reason = context()
         if reason:
             raise Unsupported(reason)
-        verdict = check_module(module)
+        verdict = check_module(module, collect)
         if verdict.message is DOT_ATTENTION and is_dispatched(type(module).forward):
             state.said = module  # by which it is said why
             return None
@@ -123,11 +128,11 @@ def _message(module: Any, *_: Any) -> Any:
 
 
 def _plan(
-    module: Any, edge_index: Any, x: Any, x_dst: Any, weight: Any, passed: bool, of_src: Any, of_dst: Any
+    module: Any, collect: str, edge_index: Any, x: Any, x_dst: Any, weight: Any, passed: bool, of_src: Any, of_dst: Any
 ) -> tuple[Any, ...] | None:
     """The reduction, whether there are weights per head, whether these are constant, and the place of the report."""
     try:
-        verdict = check_module(module)
+        verdict = check_module(module, collect)
         message = verdict.message
         dim = _check_sizes(module, edge_index, x, x_dst, of_src, of_dst)
         per_head = False
@@ -170,11 +175,11 @@ def _check_added(module: Any, message: Any, edge_index: Any, x: Any, added: Any,
 
 
 def _plan_normalised(
-    module: Any, edge_index: Any, x: Any, dtype: torch.dtype, x_dst: Any, of_src: Any, of_dst: Any
+    module: Any, collect: str, edge_index: Any, x: Any, dtype: torch.dtype, x_dst: Any, of_src: Any, of_dst: Any
 ) -> tuple[Any, ...] | None:
     """The same where ``gcn_norm`` gives the weights."""
     try:
-        verdict = check_module(module)
+        verdict = check_module(module, collect)
         dim = _check_sizes(module, edge_index, x, x_dst, of_src, of_dst)
         if x_dst is not None or of_dst is not None or verdict.message.form != "view" or dim != x.fake.dim() - 2:
             raise Unsupported("an argument is not served")

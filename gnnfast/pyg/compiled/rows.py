@@ -18,11 +18,11 @@ from torch import Tensor, fx
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from gnnfast.dispatch import gates
+from gnnfast.dispatch import gates, passes
 from gnnfast.graph.formats import BY_DST
 from gnnfast.pyg.compiled import ops
-from gnnfast.pyg.kinds import Exists, Gate, Gathered, Pair
-from gnnfast.pyg.rows import HANDLERS, ROWS, aggregated, writes
+from gnnfast.pyg.kinds import Exists, Gate, Gathered, Pair, Scores, Shares
+from gnnfast.pyg.rows import HANDLERS, ROWS, aggregated, kind_of, writes
 from gnnfast.types import LINEAR
 
 # Functions that Python's operators call.
@@ -79,6 +79,9 @@ class Call:
     def saved(self, t: Tensor) -> Tensor:
         return t  # a compiler keeps what its gradients want
 
+    def written(self, out: Tensor) -> Tensor:
+        return out
+
     def _needs_grad(self, *operands: Any) -> bool:
         return self.grad_enabled and any(t is not None and t.requires_grad for t in operands)
 
@@ -94,6 +97,18 @@ class Call:
     def dot(self, a: Tensor, b: Tensor, heads: int) -> Tensor:
         return ops.SDDMM(a, b, heads, False, *self._edges)  # type: ignore[no-any-return]
 
+    def softmax(self, score: Tensor) -> Tensor:
+        return ops.SOFTMAX(score, None, None, 1.0, *self._edges)  # type: ignore[no-any-return]
+
+    def drops(self, *_: Any) -> bool:
+        return False  # what draws numbers stays in the compiler's graph, whether or not it is used
+
+    def attention(self, a: Tensor, b: Tensor, x: Tensor, heads: int, number: float, *_: Any) -> Tensor | None:
+        if not passes.serves_attention(x, heads, x.shape[1] // heads, 0.0):
+            return None
+        numbers = heads, float(number), 0.0, None, self._needs_grad(a, b, x)
+        return ops.PAIR_ATTENTION(a, b, x, None, None, *numbers, *self._edges)[0]  # type: ignore[no-any-return]
+
     def edge_relu(self, x: Tensor, of_edges: Tensor) -> Tensor:
         return ops.RELU(x, of_edges, self._needs_grad(x, of_edges), *self._edges)[0]  # type: ignore[no-any-return]
 
@@ -105,6 +120,14 @@ class Call:
         return ops.DEGREE(*self._edges).to(dtype).unsqueeze(1)  # type: ignore[no-any-return]
 
 
+def _softmax(score: Any, dst: Any, src: Any, slope: float, *_: Any) -> Any:
+    """What is traced for PyG's ``softmax``, by when ``message()`` has not been looked at."""
+    kind = kind_of(score)
+    is_of_scores = isinstance(kind, Scores) and dst is None and src is None and slope == 1
+    return Shares(kind, kind.shape[1:]) if is_of_scores else NotImplemented
+
+
+HANDLERS[ops.SOFTMAX] = _softmax
 _SYMBOLS = torch.SymInt, torch.SymFloat
 _COPIES = {Tensor.add_: Tensor.add}  # what memory a compiler's code takes is not for us to say
 
@@ -203,9 +226,7 @@ def follow(graph: Graph, call: Call, gathered: dict[fx.Node, tuple[Tensor, int]]
             made = handler(*args, **kwargs)
             if made is NotImplemented:
                 continue
-            # Where they must exist after all, what was made at nodes is gathered.
-            at_nodes = made.source is None if isinstance(made, Gathered) else function in _PRODUCTS and isinstance(made, Gate)
-            value = made if isinstance(made, Tensor) else made.value() if at_nodes else None
+            value = made if isinstance(made, Tensor) else made.value() if _is_better(made, function) else None
         except Exists:
             continue
         exists = node if value is None else graph.node_of(value)
@@ -215,6 +236,14 @@ def follow(graph: Graph, call: Call, gathered: dict[fx.Node, tuple[Tensor, int]]
         if value is not made:
             found[node] = found[exists] = Rows(made, exists)
     return found
+
+
+def _is_better(made: Any, function: Any) -> bool:
+    """Whether rows that must exist after all are better made than as they were traced: gathered of what was made at nodes, or dot
+    products by their kernel, which has another gradient than one that scatters rows."""
+    if isinstance(made, Scores) and made.number != 1:
+        return False
+    return made.source is None if isinstance(made, (Gathered, Scores)) else function in _PRODUCTS and isinstance(made, Gate)
 
 
 def _fills(node: fx.Node) -> bool:
