@@ -1,5 +1,5 @@
-// CUDA SDDMM: a group of lanes per edge and head, 16-byte loads, combined by shuffle. Over CSR a warp owns one work item of the
-// schedule, so that the row it holds comes from L1 and only columns are gathered.
+// CUDA SDDMM: a group of lanes per edge and head, each with some 16-byte loads, combined by shuffle. Over CSR a warp owns one
+// work item of the schedule, so that the row it holds comes from L1 and only columns are gathered.
 #include <torch/csrc/stable/library.h>
 
 #include "common/ids.cuh"
@@ -82,8 +82,12 @@ __global__ void __launch_bounds__(kBlock) sddmm_coo_kernel(const SddmmArgs p, in
 
 template <class T, int VEC>
 void launch_sddmm(const SddmmArgs& p, cudaStream_t stream) {
+  // Loads of a lane do not wait for one another, and more edges a warp share the time of a sum across lanes. On an H200 and an
+  // arxiv-size graph 128 features take 0.174 ms; 0.304 with one load a lane, 0.200 with 2, 0.191 with 8; 4 heads 0.205 for
+  // 0.292.
+  constexpr int kLoads = 4;
   int lanes = 1;
-  while (lanes < kWarp && lanes * VEC < p.width / p.heads) lanes *= 2;
+  while (lanes < kWarp && lanes * VEC * kLoads < p.width / p.heads) lanes *= 2;
   if (p.m.rowptr) {
     const unsigned grid = blocks_for((p.m.num_items + p.m.num_block_items * (kBlock / kWarp - 1)) * kWarp);
     if (p.op == kDot) sddmm_csr_kernel<T, kDot, VEC><<<grid, kBlock, 0, stream>>>(p, lanes);

@@ -9,8 +9,10 @@ sees to it. What ops return is new, and they stay outside of CUDA graphs, as the
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -80,36 +82,79 @@ def _of_edges(graph: Graph, t: Tensor) -> Tensor:
     return t.contiguous()[: graph.num_edges]
 
 
+# Compilers keep code that calls ops on disk, for who runs the same program again: maybe with another release of gnnfast.
+_VERSION = f"v{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}"
 _EDGES = "Tensor edge_index, SymInt num_src, SymInt num_dst, bool to_target, str form, str place"
 
 
 def _op(name: str, arguments: str, results: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    _library.define(f"{name}({arguments}{', ' if arguments else ''}{_EDGES}) -> {results}", tags=_TAGS)
+    """An op, and another overload, its kernel, which has no gradient. The first is made of the second, so that it is the latter
+    that compiled code calls: torch's way to an op with a gradient in Python takes as long again as the call."""
+    whole, alone = _VERSION, f"{_VERSION}_kernel"
+    for overload in (whole, alone):
+        _library.define(f"{name}.{overload}({arguments}{', ' if arguments else ''}{_EDGES}) -> {results}", tags=_TAGS)
 
     def run(*given: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return kernel(*given)
         with torch.no_grad():
             return kernel(*given)
 
     for key in ("CPU", "CUDA"):
-        _library.impl(name, run, key)
-    torch.library.register_fake(f"gnnfast::{name}", fake, lib=_library)
-    return getattr(_ops, name).default
+        _library.impl(f"{name}.{alone}", run, key)
+    _library.impl(f"{name}.{alone}", torch.library.fallthrough_kernel, "Autograd")
+    torch.library.register_fake(f"gnnfast::{name}.{alone}", fake, lib=_library)
+    op = getattr(getattr(_ops, name), whole)
+    differentiated[op] = getattr(getattr(_ops, name), alone)
+    _library.impl(f"{name}.{whole}", lambda *given: differentiated[op](*given), "CompositeImplicitAutograd")
+    return op
+
+
+# What each op is made of: its kernel, or what differentiates it.
+differentiated: dict[Any, Callable[..., Any]] = {}
 
 
 def _differentiate(op: Any, keep: Callable[..., tuple[Any, ...]], backward: Callable[..., tuple[Any, ...]]) -> None:
     """Registers the gradient of an op: ``keep(ctx, output, *inputs)`` returns the tensors that ``backward(ctx, *tensors, *grads)``
-    gets, which returns the gradients of the first inputs."""
-    count = len(op._schema.arguments)
+    gets, which returns the gradients of the first inputs. ``ctx.needs`` says of which there must be some."""
+    kernel = differentiated[op]
+    lists = [n for n, argument in enumerate(op._schema.arguments) if str(argument.type) == "List[Tensor]"]
 
-    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(*keep(ctx, output, *inputs))
-        ctx.rest = tuple(None if isinstance(t, Tensor) or (n == 0 and isinstance(t, list)) else t for n, t in enumerate(inputs))
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, sizes: list[int], *flat: Any) -> Any:
+            """``sizes`` of the lists of tensors among the arguments, whose tensors are arguments of their own here."""
+            ctx.needs, inputs = _nested(ctx.needs_input_grad[1:], lists, sizes), _nested(flat, lists, sizes)
+            output = kernel(*inputs)
+            ctx.save_for_backward(*keep(ctx, output, *inputs))
+            ctx.rest = tuple(None if isinstance(t, Tensor) or n in lists else t for n, t in enumerate(inputs))
+            ctx.count = len(flat)
+            return tuple(output) if isinstance(output, list) else output
 
-    def run(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        found = backward(ctx, *ctx.saved_tensors, *grads)
-        return *found, *(None,) * (count - len(found))
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            found = _flat(backward(ctx, *ctx.saved_tensors, *grads), lists)
+            return None, *found, *(None,) * (ctx.count - len(found))
 
-    torch.library.register_autograd(op, run, setup_context=setup, lib=_library)
+    def run(*given: Any) -> Any:
+        if not torch.is_grad_enabled() or not torch._C._any_requires_grad(*given):
+            return kernel(*given)
+        return Function.apply([len(given[n]) for n in lists], *_flat(given, lists))  # type: ignore[no-untyped-call]
+
+    differentiated[op] = run
+
+
+def _flat(values: Any, lists: list[int]) -> list[Any]:
+    """Values, with the items of those that are ``lists`` in their place."""
+    return [item for n, value in enumerate(values) for item in (value if n in lists else (value,))]
+
+
+def _nested(flat: Any, lists: list[int], sizes: list[int]) -> list[Any]:
+    """Values of which ``lists`` have so many items."""
+    found = [*flat]
+    for n, size in zip(lists, sizes):
+        found[n : n + size] = [found[n : n + size]]
+    return found
 
 
 def _once(op: Any) -> None:
@@ -118,7 +163,7 @@ def _once(op: Any) -> None:
     def refuse(*_: Any) -> Any:
         raise RuntimeError(f"{op} has no second derivative: call the model uncompiled")
 
-    torch.library.register_autograd(op, refuse, setup_context=lambda *_, **__: None, lib=_library)
+    _differentiate(op, lambda *_: (), refuse)
 
 
 def _empty(like: Tensor, *shape: int, dtype: Any = None) -> Tensor:
@@ -199,17 +244,17 @@ def _dot(ctx: Any, edge_index: Tensor, ends: tuple[Tensor, Tensor], mean: bool, 
 
 
 def _spmm_keep(ctx: Any, _: Any, x: Tensor, weight: Any, mean: bool, constant: bool, train: bool, turned: bool, *rest: Any) -> Any:
-    return x if ctx.needs_input_grad[1] else None, weight, rest[0]
+    return x if ctx.needs[1] else None, weight, rest[0]
 
 
 def _spmm_gradient(ctx: Any, x: Any, weight: Any, edge_index: Tensor, grad: Tensor) -> tuple[Any, ...]:
     mean, constant, _, turned = ctx.rest[2:6]
-    if ctx.needs_input_grad[0] and ctx.needs_input_grad[1] and not turned:
+    if ctx.needs[0] and ctx.needs[1] and not turned:
         return SPMM_BACKWARD(grad, x, weight, mean, edge_index, *ctx.rest[-5:])  # type: ignore[no-any-return]
     to_x = to_weight = None
-    if ctx.needs_input_grad[0]:
+    if ctx.needs[0]:
         to_x = SPMM(grad, weight, mean, constant, True, not turned, edge_index, *ctx.rest[-5:])
-    if ctx.needs_input_grad[1]:
+    if ctx.needs[1]:
         to_weight = _dot(ctx, edge_index, (x, grad) if turned else (grad, x), mean, weight)
     return to_x, to_weight
 
@@ -221,7 +266,7 @@ def _sddmm_keep(ctx: Any, _: Any, a: Tensor, b: Tensor, heads: int, mean: bool, 
 def _sddmm_gradient(ctx: Any, a: Tensor, b: Tensor, edge_index: Tensor, grad: Tensor) -> tuple[Any, ...]:
     mean = ctx.rest[3]
     return tuple(
-        _times(ctx, edge_index, grad, mean, other, turned) if ctx.needs_input_grad[turned] else None
+        _times(ctx, edge_index, grad, mean, other, turned) if ctx.needs[turned] else None
         for turned, other in ((False, b), (True, a))
     )
 
@@ -343,7 +388,7 @@ def _extremum_gradient(
 ) -> tuple[Any, ...]:
     minimum, train = ctx.rest[2:4]
     _must_train(train, EXTREMUM)
-    needs = ctx.needs_input_grad[:2]
+    needs = ctx.needs[:2]
     found = EXTREMUM_BACKWARD(grad, x, weight, out, aux, minimum, *needs, edge_index, *ctx.rest[-5:])
     return tuple(t if need else None for t, need in zip(found, needs))
 
@@ -455,7 +500,7 @@ def _several_gradient(op: Any, backward: Any) -> Callable[..., tuple[Any, ...]]:
         *rows, edge_index, grad, _, _ = kept
         which, train = ctx.rest[2:4]
         _must_train(train, op)
-        needs = ctx.needs_input_grad[:2]
+        needs = ctx.needs[:2]
         found = backward(grad, *rows, which, *needs, edge_index, *ctx.rest[-5:])
         return tuple(t if need else None for t, need in zip(found, needs))
 
@@ -544,7 +589,7 @@ def _attention_gradient(ctx: Any, *kept: Any) -> tuple[Any, ...]:
     slope, dropout, _, train = ctx.rest[3:7]
     _must_train(train, ATTENTION)
     found = ATTENTION_BACKWARD(grad, x, dst, src, out, stats, slope, dropout, seed, edge_index, *ctx.rest[-5:])
-    return tuple(t if need else None for t, need in zip(found, ctx.needs_input_grad))
+    return tuple(t if need else None for t, need in zip(found, ctx.needs))
 
 
 _differentiate(ATTENTION, _attention_keep, _attention_gradient)
@@ -633,7 +678,7 @@ def _pair_gradient(ctx: Any, *kept: Any) -> tuple[Any, ...]:
         grad, query, key, value, att, edge, out, stats, *numbers, edge_index, *ctx.rest[-5:]
     )
     found = to_query, to_key, third if att is None else None, third if att is not None else None, to_edge
-    return tuple(t if need else None for t, need in zip(found, ctx.needs_input_grad))
+    return tuple(t if need else None for t, need in zip(found, ctx.needs))
 
 
 _differentiate(PAIR_ATTENTION, _pair_keep, _pair_gradient)
@@ -688,7 +733,7 @@ def _softmax_keep(ctx: Any, share: Tensor, score: Any, dst: Any, src: Any, slope
 
 def _softmax_gradient(ctx: Any, share: Tensor, score: Any, dst: Any, src: Any, edge_index: Tensor, grad: Tensor) -> tuple[Any, ...]:
     found = SOFTMAX_BACKWARD(grad, share, score, dst, src, ctx.rest[3], edge_index, *ctx.rest[-5:])
-    return tuple(t if need else None for t, need in zip(found, ctx.needs_input_grad))
+    return tuple(t if need else None for t, need in zip(found, ctx.needs))
 
 
 _differentiate(SOFTMAX, _softmax_keep, _softmax_gradient)
@@ -777,7 +822,7 @@ def _relu_keep(ctx: Any, output: Any, *inputs: Any) -> Any:
 
 def _relu_gradient(ctx: Any, kept: Tensor, edge_index: Tensor, grad: Tensor, _: Any) -> tuple[Any, ...]:
     _must_train(ctx.rest[2], RELU)
-    needs = ctx.needs_input_grad[:2]
+    needs = ctx.needs[:2]
     found = RELU_BACKWARD(grad, kept, needs[1], edge_index, *ctx.rest[-5:])
     return tuple(t if need else None for t, need in zip(found, needs))
 
@@ -833,7 +878,7 @@ def _gate_keep(ctx: Any, _: Any, parts: list[Tensor], *rest: Any) -> Any:
 def _gate_gradient(ctx: Any, *kept: Any) -> tuple[Any, ...]:
     *parts, edge_index, grad = kept
     roles, acts, mean = ctx.rest[1:4]
-    needs = [*ctx.needs_input_grad[0]]
+    needs = [*ctx.needs[0]]
     found = iter(GATE_BACKWARD(grad, parts, roles, acts, mean, needs, edge_index, *ctx.rest[-5:]))
     return ([next(found) if need else None for need in needs],)
 

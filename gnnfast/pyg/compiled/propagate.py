@@ -91,7 +91,7 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], c
         out = ops.SPMM(flat, weight, reduce == "mean", constant, needs_grad(flat, weight), False, *edges)
     else:
         out = ops.EXTREMUM(flat, weight, reduce == "min", needs_grad(flat, weight), *edges)[0]
-    out = out.view(num_dst, *shape)
+    out = out if len(shape) == 1 else out.view(num_dst, *shape)  # a view would be made again after the compiled code
     out = out if dim == 0 else out.movedim(0, dim).contiguous()
     return out if update is None else module.update(out, **{name: kwargs[name] for name in update if name in kwargs})
 
