@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import threading
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -137,23 +138,73 @@ def make_gcn_norm(original: FunctionType) -> Any:
         if not _are_plain(edge_index, edge_weight) or type(num_nodes) not in (int, type(None)) or known.replaced_in_norm():
             return NotImplemented
         if edge_weight is not None and not is_constant(edge_weight):
-            if guards.capturing(edge_index.device):
+            anew = _weighed_anew(edge_index, edge_weight, *arguments)
+            if anew is None:
                 return NotImplemented
-            # Weights must be computed anew; the structure is the same every time.
-            normed, weight = original(edge_index, edge_weight, *arguments)
-            if normed is edge_index:
-                return normed, weight
-            structure = cache.get((edge_index,), ("gcn_norm structure", num_nodes, add_self_loops), lambda: (_copy(normed),))[0]
             ran(_PLACE, "remembered structure", "the weights require a gradient")
-            if shares:
-                return structure, weight
-            cache.add_copy(normed, structure)
-            return normed, weight
+            normed, weight = anew
+            if shares or normed is edge_index:
+                return anew
+            copy = normed.clone()
+            cache.add_copy(copy, normed)
+            return copy, weight
 
         key = "gcn_norm", *arguments
         return _remembered(edge_index, edge_weight, key, shares, _PLACE, lambda: original(edge_index, edge_weight, *arguments))
 
     return gcn_norm
+
+
+class _Structure(NamedTuple):
+    """Edges of which every node has one loop, the last ones ``[2, E' + N]``; the ids of the edges that are no loops (``None``: no
+    edge is one), and of those that are, with their nodes."""
+
+    edge_index: Tensor
+    kept: Tensor | None
+    loops: Tensor
+    nodes: Tensor
+
+    @classmethod
+    def of(cls, edge_index: Tensor, num_nodes: int) -> _Structure:
+        with usable_later():
+            is_loop = edge_index[0] == edge_index[1]
+            loops, kept = is_loop.nonzero().view(-1), None
+            ends = torch.arange(num_nodes, device=edge_index.device).expand(2, num_nodes)
+            if loops.numel():
+                kept = (~is_loop).nonzero().view(-1)
+            others = edge_index if kept is None else edge_index.index_select(1, kept)
+            return cls(torch.cat([others, ends], 1), kept, loops, edge_index[0].index_select(0, loops))
+
+
+def _weighed_anew(
+    edge_index: Tensor, edge_weight: Tensor, num_nodes: Any, improved: bool, add_self_loops: bool, flow: str, dtype: Any
+) -> tuple[Tensor, Tensor] | None:
+    """``gcn_norm`` of weights that are others in each call, over a structure that is not; ``None`` if PyG's own must run. The same
+    operations on the weights, but for how they are gathered: the gradient of ``t[index]`` sorts the index."""
+    edges = edge_index.shape[1] if edge_index.dim() == 2 and edge_index.shape[0] == 2 else -1
+    if type(num_nodes) is not int or flow not in _FLOWS or edge_weight.shape != (edges,) or edge_index.dtype is not torch.int64:
+        return None
+    if edge_weight.device != edge_index.device or not edge_weight.is_floating_point():
+        return None
+    normed, weight = edge_index, edge_weight
+    if add_self_loops:
+        key = "gcn_norm structure", num_nodes
+        if guards.capturing(edge_index.device):
+            structure = cache.find((edge_index,), key)
+            if structure is None:
+                return None
+            keep_if_captured(structure)
+        else:
+            structure = cache.get((edge_index,), key, lambda: _Structure.of(edge_index, num_nodes))
+        normed, loops = structure.edge_index, weight.new_full((num_nodes,), 2.0 if improved else 1.0)
+        if structure.kept is not None:
+            loops = loops.index_put((structure.nodes,), weight.index_select(0, structure.loops))
+            weight = weight.index_select(0, structure.kept)
+        weight = torch.cat([weight, loops])
+    row, col = normed[0], normed[1]
+    root = weight.new_zeros(num_nodes).scatter_add(0, col if flow == "source_to_target" else row, weight).pow_(-0.5)
+    root.masked_fill_(root == math.inf, 0)
+    return normed, root.index_select(0, row) * weight * root.index_select(0, col)
 
 
 def make_laplacian(original: FunctionType) -> Any:
@@ -241,12 +292,6 @@ def _is_left(edge_index: Any, edge_weight: Any) -> bool:
 
 ROW_BYTES = 16  # of an edge: PyG's own takes 60 us and a few ns an edge, to keep and copy what it gives 45
 _sightings = Sightings()
-
-
-def _copy(t: Tensor) -> Tensor:
-    """One that can be used in training, even if it is made under inference_mode."""
-    with torch.inference_mode(False):
-        return t.clone()
 
 
 def make_normalising(original: FunctionType) -> Callable[..., Any]:

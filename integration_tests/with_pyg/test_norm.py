@@ -190,10 +190,46 @@ def test_changes_are_followed(device):
         assert relative_error(found, expected) < 1e-6
 
 
-def test_weights_that_require_a_gradient(device):
-    edge_index, nodes = graph_of("duplicate loops", device)
-    x, weight = (torch.randn(*shape, dtype=torch.float64, device=device) for shape in ((nodes, F), (6,)))
-    compare(nn.GCNConv(F, 5).double(), x, edge_index, weight.abs() + 0.1, tolerance=1e-12)
+@pytest.mark.parametrize("loops", [True, False])
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+@pytest.mark.parametrize("kind", ["positive", "zero"])
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_weights_that_require_a_gradient(graph, kind, flow, loops, device):
+    edge_index, nodes = graph_of(graph, device)
+    x, weight = torch.randn(nodes, F, dtype=torch.float64, device=device), weights_of(kind, edge_index)
+    layer = nn.GCNConv(F, 5, improved=True, add_self_loops=loops, flow=flow).double()
+    for _ in range(2):
+        compare(layer, x, edge_index, weight, tolerance=1e-12)
+    arguments = nodes, True, loops, flow, torch.float32
+
+    def users():
+        leaf = weight.clone().requires_grad_()
+        edges, normed = gcn_norm(edge_index, leaf, *arguments)
+        (first,) = torch.autograd.grad(normed.square().sum(), leaf, create_graph=True)
+        second = torch.autograd.grad(first.square().sum(), leaf)[0] if leaf.numel() else first
+        return edges, normed, first, second
+
+    found, expected = both(users)
+    assert torch.equal(found[0], expected[0])
+    for f, e in zip(found[1:], expected[1:]):
+        assert relative_error(f.nan_to_num(7.0), e.nan_to_num(7.0)) < 1e-12
+    found[0].zero_()  # the user's own
+    assert torch.equal(gcn_norm(edge_index, weight.clone().requires_grad_(), *arguments)[0], expected[0])
+
+
+def test_weights_that_require_a_gradient_wait_for_nothing(device):
+    edge_index, nodes = graph_of("hub", device)
+    weight, x, layer = (
+        torch.rand(edge_index.shape[1], device=device),
+        torch.randn(nodes, F, device=device),
+        nn.GCNConv(F, 5).to(device),
+    )
+    weight.requires_grad_()
+    layer(x, edge_index, weight)
+    with torch.profiler.profile() as profile:
+        layer(x, edge_index, weight).sum().backward()
+    calls = {event.key for event in profile.key_averages()}
+    assert "aten::index_select" in calls and not {"aten::nonzero", "aten::item"} & calls
 
 
 def test_inference_then_training(device):
