@@ -11,7 +11,7 @@ from gnnfast.pyg import attention as eager
 from gnnfast.pyg.compiled.attention import make_agnn_conv, make_attention, run_gat, run_gatv2, run_transformer
 from gnnfast.pyg.compiled.layers import make_layer
 from gnnfast.pyg.compiled.messages import softmax
-from gnnfast.pyg.compiled.norm import make_gcn_norm, make_loops
+from gnnfast.pyg.compiled.norm import make_gcn_norm, make_stopping
 from gnnfast.pyg.compiled.pna import make_pna_conv
 from gnnfast.pyg.compiled.propagate import generic
 from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG
@@ -20,8 +20,9 @@ TRACED: dict[str, Callable[[FunctionType], Callable[..., Any]]] = {
     "MessagePassing.propagate": lambda _: generic,
     "gcn_norm": make_gcn_norm,
     "softmax": lambda _: softmax,
-    "add_self_loops": make_loops,
-    "remove_self_loops": make_loops,
+    "add_self_loops": make_stopping,
+    "remove_self_loops": make_stopping,
+    "ChebConv.__norm__": make_stopping,
     "GCNConv.forward": make_layer(GCN),
     "SGConv.forward": make_layer(SG),
     "SAGEConv.forward": make_layer(SAGE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from collections.abc import Callable
 from types import CodeType, FunctionType
@@ -45,11 +46,12 @@ class Normalised(NamedTuple):
 
 
 def _uncompiled(original: FunctionType) -> Callable[..., Any]:
-    """A function as it is where nothing is compiled. The compiler stops at it."""
+    """A function, or method, as it is where nothing is compiled. The compiler stops at it."""
+    of = operator.attrgetter(original.__qualname__)
 
     @torch.compiler.disable
     def run(*arguments: Any) -> Any:
-        return getattr(sys.modules[original.__module__], original.__name__)(*arguments)
+        return of(sys.modules[original.__module__])(*arguments)
 
     return run
 
@@ -64,18 +66,18 @@ def _is_in_pieces() -> bool:
     return asks is None or asks is root or in_layer
 
 
-def make_loops(original: FunctionType) -> Callable[..., Any]:
-    """What is traced for functions that add or remove self loops. How many edges there are then only their values tell, which stops
-    the compiler, but for those who let it go on. Where it has stopped, they run uncompiled, by which their results are known
-    again."""
+def make_stopping(original: FunctionType) -> Callable[..., Any]:
+    """What is traced for functions that add or remove self loops, and ChebConv's, which calls them. How many edges there are then
+    only their values tell, which stops the compiler, but for those who let it go on. Where it has stopped, they run uncompiled, by
+    which their results are known again."""
     uncompiled = _uncompiled(original)
 
-    def loops(*arguments: Any) -> Any:
+    def stopping(*arguments: Any) -> Any:
         if not torch.compiler.is_dynamo_compiling() or not ask(_is_in_pieces):
             return NotImplemented
         return uncompiled(*arguments)
 
-    return loops
+    return stopping
 
 
 _norms: dict[CodeType, Callable[..., Any]] = {}
