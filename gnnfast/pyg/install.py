@@ -84,6 +84,7 @@ PATCHES = (
     ),
     Patch("torch_geometric.nn.conv.gcn2_conv", "GCN2Conv.forward", ("174c2d924d12",), make_normalising),
     Patch("torch_geometric.nn.conv.lg_conv", "LGConv.forward", ("36b4be0dcedc",), make_normalising),
+    Patch("torch_geometric.nn.conv.mf_conv", "MFConv.forward", ("6cf5fea3e57f",), make_in_place),
     Patch("torch_geometric.nn.conv.mixhop_conv", "MixHopConv.forward", ("b7982512c99a",), make_normalising),
     Patch("torch_geometric.nn.conv.ssg_conv", "SSGConv.forward", ("d7dd15bb214b", "f95c3a995a9f"), make_normalising),
     Patch("torch_geometric.nn.conv.tag_conv", "TAGConv.forward", ("340db079cbd4",), make_normalising),

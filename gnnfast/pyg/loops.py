@@ -52,7 +52,7 @@ def make_add_self_loops(original: FunctionType) -> Callable[..., Any]:
 
 
 def make_in_place(original: FunctionType) -> Callable[..., Any]:
-    """For a function of which only an expression is replaced."""
+    """For a function of which only an expression is replaced, or what the compiler traces."""
     return lambda *_: NotImplemented
 
 

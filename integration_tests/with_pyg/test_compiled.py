@@ -564,14 +564,17 @@ def test_what_steps_aside(device):
         compiled(Own().to(device))(x, edge_index)
 
 
-@pytest.mark.parametrize("name", ["AGNNConv", "FeaStConv", "ClusterGCNConv", "FAConv"])
+@pytest.mark.parametrize("name", ["AGNNConv", "FeaStConv", "ClusterGCNConv", "FAConv", "ChebConv", "MFConv"])
 def test_layers_that_stop_the_compiler(name, device, monkeypatch):
-    """At self loops, of which there are as many as values say: what they add and remove is known again in the next call."""
+    """At self loops, or nodes of a degree, of which there are as many as values say: what is made there is known again in the next
+    call."""
     layer = {
         "AGNNConv": lambda: nn.AGNNConv(),
         "FeaStConv": lambda: nn.FeaStConv(F, 5, heads=2),
         "ClusterGCNConv": lambda: nn.ClusterGCNConv(F, 5),
         "FAConv": lambda: FromFirst(F),
+        "ChebConv": lambda: nn.ChebConv(F, 5, 3),
+        "MFConv": lambda: nn.MFConv(F, 5),
     }[name]()
     layer = layer.double().to(device).eval()
     model, inputs = (
@@ -583,6 +586,13 @@ def test_layers_that_stop_the_compiler(name, device, monkeypatch):
         check(step(model, layer, *given), w)
     monkeypatch.setattr(Graph, "_convert", None)
     check(step(model, layer, *inputs[0]), wanted[0])
+    assert is_served()
+
+
+def test_layers_that_need_not_stop_the_compiler(device, monkeypatch):
+    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
+    layer, (x, edge_index) = nn.MFConv(F, 5).double().to(device), graph_of("random", device)[:2]
+    check(step(compiled(layer), layer, x, edge_index), expected(layer, x, edge_index))
     assert is_served()
 
 

@@ -23,6 +23,7 @@ TRACED: dict[str, Callable[[FunctionType], Callable[..., Any]]] = {
     "add_self_loops": make_stopping,
     "remove_self_loops": make_stopping,
     "ChebConv.__norm__": make_stopping,
+    "MFConv.forward": make_stopping,
     "GCNConv.forward": make_layer(GCN),
     "SGConv.forward": make_layer(SG),
     "SAGEConv.forward": make_layer(SAGE),

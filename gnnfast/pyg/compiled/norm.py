@@ -17,11 +17,13 @@ from gnnfast.pyg.compiled import ops
 from gnnfast.pyg.compiled.questions import (
     LOOPED_TIMES,
     USUAL_WIDTH,
+    Traced,
     ask,
     caller,
     check_edges,
     check_operand,
     context,
+    hint,
     is_constant,
     is_small,
     leave_small,
@@ -67,13 +69,15 @@ def _is_in_pieces() -> bool:
 
 
 def make_stopping(original: FunctionType) -> Callable[..., Any]:
-    """What is traced for functions that add or remove self loops, and ChebConv's, which calls them. How many edges there are then
-    only their values tell, which stops the compiler, but for those who let it go on. Where it has stopped, they run uncompiled, by
-    which their results are known again."""
+    """What is traced for functions that add or remove self loops, ChebConv's, which calls them, and MFConv, which looks for the
+    nodes of each degree. How many there are then only values tell, which stops the compiler, but for those who let it go on. Where
+    it has stopped, they run uncompiled, by which edges are known again, and MFConv does not run in a dozen pieces."""
     uncompiled = _uncompiled(original)
 
     def stopping(*arguments: Any) -> Any:
-        if not torch.compiler.is_dynamo_compiling() or not ask(_is_in_pieces):
+        if not torch.compiler.is_dynamo_compiling() or torch._dynamo.config.capture_dynamic_output_shape_ops:
+            return NotImplemented
+        if not ask(_is_in_pieces):
             return NotImplemented
         return uncompiled(*arguments)
 
@@ -120,6 +124,9 @@ def _only_propagates(edge_index: Any, weight: Any, dtype: Any, loops: bool) -> b
     except Unsupported:
         return None
     widths = [own for name in ("in_channels", "out_channels") if type(own := getattr(module, name, None)) is int]
+    x = real(asks.symbolic_locals["x"]) if "x" in asks.symbolic_locals and not widths else None
+    if isinstance(x, Traced) and x.fake.dim() == 2:
+        widths.append(hint(x.fake.shape[1]))
     if is_small(edge_index, max(widths, default=USUAL_WIDTH), dtype, LOOPED_TIMES if loops else 1):
         if loops:
             leave_small(module)
