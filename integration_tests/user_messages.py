@@ -81,6 +81,26 @@ def attends_with_heads(m, i, j, attr, at):
     return share[:, :, None] * j + (share.unsqueeze(2) * j) * 0
 
 
+def sums(m, i, j, attr, at):
+    """GATConv's scores, by head."""
+    return (i.view(-1, H, C) * m.att).sum(-1) + (j.view(-1, H, C) * m.att).sum(-1)
+
+
+def weighted_by(scores, m, j, at):
+    return (j.view(-1, H, C) * softmax(scores, *at).unsqueeze(-1)).view(-1, F)
+
+
+def bends(m, i, j, attr, at):
+    """GATv2Conv's."""
+    return (tnn.functional.leaky_relu(i.view(-1, H, C) + j.view(-1, H, C), 0.2) * m.att).sum(-1)
+
+
+def joined_scores(m, i, j, attr, at):
+    """GATConv's as of old."""
+    both = torch.cat([i.view(-1, H, C), j.view(-1, H, C)], -1)
+    return tnn.functional.leaky_relu((both * torch.cat([m.att, 2 * m.att], -1)).sum(-1), 0.2)
+
+
 def without_gradient(m, i, j, attr, at):
     with torch.no_grad():
         weight = (i * j).sum(-1, keepdim=True)
@@ -213,6 +233,72 @@ MESSAGES = {
     "dot attention with heads": (lambda m, i, j, attr, at: j * softmax((i * j).sum(-1), *at).unsqueeze(-1), True, ATTENDS),
     "dot attention, weighted": (lambda m, i, j, attr, at: attends(m, i, j, attr, at) * attr, False, True),
     "dot attention of others": (lambda m, i, j, attr, at: m.wide(j[:, :1]) * softmax((i * j).sum(-1, True), *at), False, False),
+    "sum attention": (lambda m, i, j, attr, at: weighted_by(sums(m, i, j, attr, at), m, j, at), False, True),
+    "sum attention, leaky": (
+        lambda m, i, j, attr, at: weighted_by(tnn.functional.leaky_relu(sums(m, i, j, attr, at), 0.2), m, j, at),
+        False,
+        True,
+    ),
+    "sum attention with edges": (
+        lambda m, i, j, attr, at: weighted_by(tnn.functional.leaky_relu(m.wide(attr)[:, :H] + sums(m, i, j, attr, at)), m, j, at),
+        False,
+        True,
+    ),
+    "sum attention, twice leaky": (
+        lambda m, i, j, attr, at: weighted_by(
+            tnn.functional.leaky_relu(tnn.functional.leaky_relu(sums(m, i, j, attr, at)), 0.5), m, j, at
+        ),
+        False,
+        True,
+    ),
+    "sum attention of each feature": (
+        lambda m, i, j, attr, at: j * softmax(tnn.functional.leaky_relu(i + m.lin(j), 0.2), *at),
+        False,
+        True,
+    ),
+    "sum attention of others": (
+        lambda m, i, j, attr, at: m.wide(attr) * softmax((i * m.att[0, 0, 0]).sum(-1, True) + j[:, :1], *at),
+        False,
+        False,
+    ),
+    "sum attention by a linear layer": (
+        lambda m, i, j, attr, at: j * softmax(tnn.functional.leaky_relu(m.pair(torch.cat([i, j, attr], -1))[:, :1]), *at),
+        False,
+        True,
+    ),
+    "sum attention of a linear layer": (
+        lambda m, i, j, attr, at: j * softmax(tnn.functional.leaky_relu(gated(m, i, j, attr)), *at),
+        False,
+        True,
+    ),
+    "joined attention": (lambda m, i, j, attr, at: weighted_by(joined_scores(m, i, j, attr, at), m, j, at), False, True),
+    "joined scores": (joined_scores, False, False),
+    "joined, scaled and seen": (
+        lambda m, i, j, attr, at: (torch.cat([j, i], 1) * 2).sum(1, True) * j + (torch.cat([j, attr], 1).sum(1) * 2)[:, None],
+        False,
+        False,
+    ),
+    "bent attention": (
+        lambda m, i, j, attr, at: j * softmax((tnn.functional.leaky_relu(i + j, 0.2) * m.att).sum(-1), *at).unsqueeze(-1),
+        True,
+        ATTENDS,
+    ),
+    "bent attention by one head": (
+        lambda m, i, j, attr, at: (
+            j * softmax((tnn.functional.leaky_relu(m.lin(i) + j, 0.2) * m.att.view(1, F)).sum(-1, True), at[0])
+        ),
+        False,
+        ATTENDS,
+    ),
+    "bent attention of others": (
+        lambda m, i, j, attr, at: m.lin(j) * softmax((tnn.functional.leaky_relu(i + j) * m.att.view(1, F)).sum(-1, True), *at),
+        False,
+        True,
+    ),
+    "bends": (bends, False, False),
+    "scaled sums": (lambda m, i, j, attr, at: tnn.functional.leaky_relu(i + j) * m.att.view(1, F), False, False),
+    "sums": (lambda m, i, j, attr, at: tnn.functional.leaky_relu(sums(m, i, j, attr, at), 0.2), False, False),
+    "narrow sums": (lambda m, i, j, attr, at: m.wide((i.sum(-1, True) + j.sum(-1, True)) - attr), False, False),
     "scores": (lambda m, i, j, attr, at: (i.view(-1, H, C) * j.view(-1, H, C)).sum(-1) * 2, False, False),
     "shares": (shares, False, False),
     "shares and scores": (

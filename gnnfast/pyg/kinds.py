@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from gnnfast import _native
 from gnnfast.dispatch import edges, gates
-from gnnfast.graph.formats import BY_SRC
+from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.types import ACTIVATIONS, FEATURE_DTYPES, LINEAR
 
 if _native.cpu.loaded:
@@ -128,32 +128,178 @@ class Weighted:
 
 
 class Scores:
+    """A number for each edge and head, of which softmax makes weights; ``[E, H]``, seen in another ``tail`` of dimensions."""
+
+    call: Any
+    like: Tensor
+    heads: int
+    requires_grad: Any
+
+    def __init__(self, tail: tuple[int, ...], source: Any) -> None:
+        self.tail, self.source = tail, source
+
+    shape = property(lambda self: (self.call.edges, *self.tail))
+
+    def value(self) -> Tensor:
+        return self.source.value().view(self.shape) if self.source is not None else self.made().view(self.shape)  # type: ignore[no-any-return]
+
+    def seen_as(self, tail: tuple[int, ...], source: Any) -> Scores:
+        """The same in another shape, and memory, as ``source``."""
+        raise NotImplementedError
+
+    def made(self) -> Tensor:
+        raise NotImplementedError
+
+    def share(self) -> Tensor:
+        """The softmax over the edges at each destination, ``[E, H]``."""
+        raise NotImplementedError
+
+    def attend(self, rows: Gathered, dropout: float, training: bool) -> Tensor | None:
+        """The sum of ``rows`` of sources that the softmax weighs, after a dropout, ``[num_dst, F]``, in one kernel; ``None`` if
+        there is none."""
+        raise NotImplementedError
+
+    def aggregate(self, reduce: str, training: bool) -> None:
+        return None
+
+
+class Dots(Scores):
     """``number`` times the dot products ``<a[dst], b[src]>`` per head of rows ``a [num_dst, F]`` and ``b [num_src, F]``, which
     nobody writes into."""
 
     def __init__(
         self, call: Any, a: Tensor, b: Tensor, heads: int, tail: tuple[int, ...], number: float = 1, source: Any = None
     ) -> None:
-        self.call, self.a, self.b, self.heads, self.tail, self.number, self.source = call, a, b, heads, tail, number, source
+        super().__init__(tail, source)
+        self.call, self.like, self.a, self.b, self.heads, self.number = call, a, a, b, heads, number
 
-    like = property(lambda self: self.a)
-    shape = property(lambda self: (self.call.edges, *self.tail))
-    requires_grad = property(lambda self: self.a.requires_grad or self.b.requires_grad)
+    @property
+    def requires_grad(self) -> bool:  # type: ignore[override]
+        return self.a.requires_grad or self.b.requires_grad
 
-    def seen_as(self, tail: tuple[int, ...], source: Any) -> Scores:
-        return Scores(self.call, self.a, self.b, self.heads, tail, self.number, source)
+    def seen_as(self, tail: tuple[int, ...], source: Any) -> Dots:
+        return Dots(self.call, self.a, self.b, self.heads, tail, self.number, source)
 
-    def times(self, number: float) -> Scores:
-        return Scores(self.call, self.a, self.b, self.heads, self.tail, self.number * number)
+    def times(self, number: float) -> Dots:
+        return Dots(self.call, self.a, self.b, self.heads, self.tail, self.number * number)
+
+    def made(self) -> Tensor:
+        out = self.call.dot(self.a, self.b, self.heads)
+        return out if self.number == 1 else out * self.number  # type: ignore[no-any-return]
+
+    def share(self) -> Tensor:
+        return self.call.softmax(self.made(), None, None, 1.0)  # type: ignore[no-any-return]
+
+    def attend(self, rows: Gathered, dropout: float, training: bool) -> Tensor | None:
+        if math.prod(rows.x.shape[1:]) != self.b.shape[1]:
+            return None
+        return self.call.dot_attention(self.a, self.b, rows.saved(), self.heads, self.number, dropout, training)  # type: ignore[no-any-return]
+
+
+class Sums(Scores):
+    """The leaky ReLU, of a ``slope`` (1: none), of ``pair``, the sum of a number of both ends, and, if given, of ``edge [E, ...]``
+    in the shape of the pair."""
+
+    def __init__(
+        self, pair: Pair, slope: float = 1.0, edge: Tensor | None = None, tail: tuple[int, ...] | None = None, source: Any = None
+    ) -> None:
+        super().__init__(pair.shape[1:] if tail is None else tail, source)
+        self.call, self.like, self.heads = pair.call, pair.like, math.prod(pair.shape[1:])
+        self.pair, self.slope, self.edge = pair, slope, edge
+        self.version = None if edge is None else version_of(edge)
+
+    @staticmethod
+    def of(kind: Any) -> Sums | None:
+        """What rows are, if they are one."""
+        if isinstance(kind, Sums):
+            return kind
+        if isinstance(kind, Pair):
+            return Sums(kind) if kind.how == "add" else None
+        term = Term.of(kind) if isinstance(kind, Gate) else None
+        if term is None or term.act != "identity" or term.src is None or term.shift is None or term.scale or term.product:
+            return None
+        return Sums(Pair(term.shift, term.src, "add"), edge=term.edge)
+
+    @property
+    def requires_grad(self) -> bool:  # type: ignore[override]
+        return self.pair.requires_grad or (self.edge is not None and self.edge.requires_grad)
+
+    def seen_as(self, tail: tuple[int, ...], source: Any) -> Sums:
+        return Sums(self.pair, self.slope, self.edge, tail, source)
+
+    def made(self) -> Tensor:
+        out, edge = self.pair.value(), self._edge()
+        out = out if edge is None else out + edge
+        return out if self.slope == 1 else functional.leaky_relu(out, self.slope)
+
+    def _edge(self) -> Tensor | None:
+        if self.edge is not None and version_of(self.edge) != self.version:  # somebody has written into it since
+            raise Exists
+        return self.edge
+
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        """Of destinations and sources, ``[nodes, H]``."""
+        first, second = self.pair.a.saved().contiguous(), self.pair.b.saved().contiguous()
+        return (second, first) if self.pair.a.side == BY_SRC else (first, second)
+
+    def share(self) -> Tensor:
+        edge = self._edge()
+        edge = None if edge is None else edge.reshape(-1, self.heads)
+        return self.call.softmax(edge, *self._ends(), self.slope)  # type: ignore[no-any-return]
+
+    def attend(self, rows: Gathered, dropout: float, training: bool) -> Tensor | None:
+        if self.edge is not None:
+            return None
+        return self.call.attention(rows.saved(), *self._ends(), self.slope, dropout, training)  # type: ignore[no-any-return]
+
+
+class Scaled:
+    """Sums, as rows of features, times ``by``, which is the same for each edge."""
+
+    def __init__(self, of: Sums, by: Tensor) -> None:
+        self.of, self.by, self.call, self.like, self.shape = of, by, of.call, of.like, of.shape
+        self.version = version_of(by)
+
+    requires_grad = property(lambda self: self.of.requires_grad or self.by.requires_grad)
+
+    def check(self) -> None:
+        if version_of(self.by) != self.version:
+            raise Exists
 
     def value(self) -> Tensor:
-        if self.source is not None:
-            return self.source.value().view(self.shape)  # type: ignore[no-any-return]
-        out = self.call.dot(self.a, self.b, self.heads)
-        return (out if self.number == 1 else out * self.number).view(self.shape)  # type: ignore[no-any-return]
+        self.check()
+        return self.of.value() * self.by
 
     def aggregate(self, reduce: str, training: bool) -> None:
         return None
+
+
+class Bends(Scores):
+    """GATv2's: the sum of each head's features of ``Scaled``, of which nobody has seen the rows."""
+
+    def __init__(self, of: Scaled, tail: tuple[int, ...], source: Any = None) -> None:
+        super().__init__(tail, source)
+        self.of, self.call, self.like, self.heads = of, of.call, of.like, math.prod(of.shape[1:-1])
+
+    requires_grad = property(lambda self: self.of.requires_grad)
+
+    def seen_as(self, tail: tuple[int, ...], source: Any) -> Bends:
+        return Bends(self.of, tail, source)
+
+    def made(self) -> Tensor:
+        return self.of.value().sum(-1)
+
+    def share(self) -> Tensor:
+        return self.call.softmax(self.made().view(-1, self.heads), None, None, 1.0)  # type: ignore[no-any-return]
+
+    def attend(self, rows: Gathered, dropout: float, training: bool) -> Tensor | None:
+        self.of.check()
+        sums, by = self.of.of, self.of.by
+        dst, src = sorted((sums.pair.a, sums.pair.b), key=lambda kind: kind.side == BY_SRC)
+        if sums.edge is not None or rows.x is not src.x:
+            return None
+        att = by.expand(1, *self.of.shape[1:]).reshape(-1)
+        return self.call.gatv2_attention(dst.saved().contiguous(), rows.saved().contiguous(), att, self.heads, sums.slope, dropout)  # type: ignore[no-any-return]
 
 
 class Shares:
@@ -163,7 +309,7 @@ class Shares:
         self.of, self.tail, self.dropout, self.source = of, tail, dropout, source
 
     call = property(lambda self: self.of.call)
-    like = property(lambda self: self.of.a)
+    like = property(lambda self: self.of.like)
     shape = property(lambda self: (self.of.call.edges, *self.tail))
     requires_grad = property(lambda self: self.of.requires_grad)
 
@@ -173,7 +319,7 @@ class Shares:
     def value(self) -> Tensor:
         if self.source is not None:
             return self.source.value().view(self.shape)  # type: ignore[no-any-return]
-        share = self.call.softmax(self.of.value().view(-1, self.of.heads))
+        share = self.of.share()
         return (functional.dropout(share, self.dropout) if self.dropout else share).view(self.shape)
 
     def aggregate(self, reduce: str, training: bool) -> None:
@@ -202,9 +348,8 @@ class Attended(Weighted):
         return Attended(self.rows, self.shares, tail, source)
 
     def aggregate(self, reduce: str, training: bool) -> Tensor | None:
-        of = self.shares.of
-        if reduce == "sum" and self._made is None and self.rows.x.numel() // max(self.rows.x.shape[0], 1) == of.b.shape[1]:
-            out = self.call.attention(of.a, of.b, self.rows.saved(), of.heads, of.number, self.shares.dropout, training)
+        if reduce == "sum" and self._made is None:
+            out = self.shares.of.attend(self.rows, self.shares.dropout, training)
             if out is not None:
                 return edges.shaped(self.call.written(out), self.tail)
         return super().aggregate(reduce, training)
@@ -231,7 +376,7 @@ class Pair:
 
 
 class Joined:
-    """Rows side by side, of nodes or of edges ``[E, F]``."""
+    """Rows side by side in their last dimension, of nodes or of edges ``[E, ..., F]``."""
 
     def __init__(self, call: Any, parts: list[Gathered | Tensor]) -> None:
         self.call, self.parts = call, parts
@@ -243,7 +388,7 @@ class Joined:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.call.edges, sum(p.shape[1] for p in self.parts)
+        return self.call.edges, *self.parts[0].shape[1:-1], sum(p.shape[-1] for p in self.parts)
 
     @property
     def requires_grad(self) -> bool:
@@ -255,7 +400,31 @@ class Joined:
 
     def value(self) -> Tensor:
         self.check()
-        return torch.cat([p.now() if isinstance(p, Gathered) else p for p in self.parts], 1)
+        return torch.cat([p.now() if isinstance(p, Gathered) else p for p in self.parts], -1)
+
+    def times(self, factor: Tensor) -> Joined:
+        """The product with a tensor that is the same for each edge, ``[..., F]``."""
+        self.check()
+        found: list[Gathered | Tensor] = []
+        begin = 0
+        for part in self.parts:
+            columns = factor[..., begin : begin + part.shape[-1]]
+            begin += part.shape[-1]
+            found.append(part.of(part.kept() * columns) if isinstance(part, Gathered) else part * columns)
+        return Joined(self.call, found)
+
+    def total(self) -> Sums | None:
+        """The sum of the last dimension, where both ends are among the parts."""
+        self.check()
+        ends: dict[int, Gathered] = {}
+        edge: Tensor | None = None
+        for part in self.parts:
+            if isinstance(part, Gathered):
+                summed, other = part.of(part.kept().sum(-1)), ends.get(part.side)
+                ends[part.side] = summed if other is None else summed.of(other.x + summed.x)
+            else:
+                edge = part.sum(-1) if edge is None else edge + part.sum(-1)
+        return Sums(Pair(ends[BY_DST], ends[BY_SRC], "add"), edge=edge) if len(ends) == 2 else None
 
 
 class Term:
@@ -500,4 +669,4 @@ def version_of(t: Tensor) -> int | None:
     return None if t.is_inference() else t._version
 
 
-Kind = Gathered | Weighted | Scores | Shares | Pair | Joined | Gate | Projected
+Kind = Gathered | Weighted | Scores | Shares | Scaled | Pair | Joined | Gate | Projected

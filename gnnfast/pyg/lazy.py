@@ -20,7 +20,23 @@ from torch.nn import functional
 from gnnfast.dispatch import edges, execute, gates
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.pyg import guards
-from gnnfast.pyg.kinds import Attended, Gate, Gathered, Joined, Pair, Projected, Scores, Shares, Term, Weighted, saves
+from gnnfast.pyg.kinds import (
+    Attended,
+    Bends,
+    Dots,
+    Gate,
+    Gathered,
+    Joined,
+    Pair,
+    Projected,
+    Scaled,
+    Scores,
+    Shares,
+    Sums,
+    Term,
+    Weighted,
+    saves,
+)
 from gnnfast.pyg.layers import REORDERED
 from gnnfast.pyg.rows import HANDLERS, Rows, kind_of
 from gnnfast.types import FEATURE_DTYPES
@@ -112,6 +128,15 @@ for _function in (functional.leaky_relu, functional.elu, functional.gelu):
     HANDLERS[_function] = _by_row(_function)
 
 
+@_handles(functional.leaky_relu)
+def _leaky_relu(t: Any, negative_slope: Any = 0.01, inplace: Any = False) -> Any:
+    kind = kind_of(t)
+    sums = Sums.of(kind)
+    if sums is None or inplace or not _is_number(negative_slope):
+        return _by_row(functional.leaky_relu)(t, negative_slope, inplace)
+    return Sums(sums.pair, float(negative_slope), sums.edge, sums.tail) if sums.slope == 1 else NotImplemented
+
+
 @_handles(torch.neg, Tensor.neg, Tensor.__neg__)
 def _neg(t: Any) -> Any:
     kind = kind_of(t)
@@ -192,7 +217,7 @@ def _linear_of_parts(joined: Joined, weight: Tensor, bias: Tensor | None) -> Any
 
 @_handles(torch.cat, torch.concat)
 def _cat(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
-    if kwargs or not isinstance(tensors, (tuple, list)) or dim not in (1, -1):
+    if kwargs or not isinstance(tensors, (tuple, list)) or not tensors or dim not in (-1, tensors[0].dim() - 1):
         return NotImplemented
     parts: list[Any] = []
     for t in tensors:
@@ -200,7 +225,7 @@ def _cat(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
         part = (t.clone() if t.is_inference() else t) if kind is None and type(t) in _TENSORS else kind
         if isinstance(part, (Pair, Gate, Scores, Shares)):  # of which nothing can be said at nodes
             part = t.value()
-        if not isinstance(part, (Gathered, Tensor)) or t.dim() != 2:
+        if not isinstance(part, (Gathered, Tensor)) or t.dim() < 2 or t.shape[:-1] != tensors[0].shape[:-1]:
             return NotImplemented
         if isinstance(part, Gathered) and not saves(part):
             return NotImplemented
@@ -228,8 +253,12 @@ def _mul(a: Any, b: Any) -> Any:
     if kind is None:
         return NotImplemented
     of_other = kind_of(other)
-    if isinstance(kind, Scores) and _is_number(other):
+    if isinstance(kind, Dots) and _is_number(other):
         return kind.times(other)
+    if isinstance(kind, Joined) and _is_of_all(other, kind):
+        return kind.times(other.expand(*other.shape[:-1], kind.shape[-1]))
+    if isinstance(kind, Sums) and _is_of_all(other, kind):
+        return Scaled(kind, other)
     if isinstance(of_other, Scores) or (isinstance(of_other, Shares) and not isinstance(kind, Gathered)):
         other, of_other = other.value(), None
     if isinstance(kind, Gathered) and isinstance(of_other, Gathered):
@@ -276,13 +305,14 @@ def _product(a: Any, b: Any) -> Any:
 
 
 def _pair(a: Any, b: Any, how: str) -> Any:
-    """Rows at one end are computed there; at different ends, narrow ones may as well exist."""
+    """Rows at one end are computed there; at different ends, narrow ones may as well exist, but for scores of attention."""
     if a.shape != b.shape or a.x.dtype is not b.x.dtype:
         return NotImplemented
     if a.side == b.side:
         return a.of(getattr(a.kept(), how)(b.kept())) if saves(a) else NotImplemented
-    if math.prod(a.shape[1:]) < WIDE:
-        return NotImplemented
+    width = math.prod(a.shape[1:])
+    if width < WIDE:
+        return Sums(Pair(a, b, how)) if width and how == "add" and a.x.dtype in FEATURE_DTYPES else NotImplemented
     a.call.gained |= not a.x.is_cuda
     return Pair(a, b, how)
 
@@ -308,6 +338,8 @@ def _added(a: Any, b: Any, how: str) -> Any:
         return kinds[0].of(getattr(kinds[0].kept(), how)(b))
     if how == "add":
         for kind, other in zip(kinds, (b, a)):
+            if isinstance(kind, Sums) and kind.edge is None and kind.slope == 1 and _fits(other, kind):
+                return Sums(kind.pair, edge=other, tail=kind.tail)
             if isinstance(kind, (Gate, Pair)) and gates.takes(kind.like) and _is_of_all(other, kind):
                 term = Term.of(kind)
                 total = None if term is None else term.shifted(other)
@@ -328,7 +360,7 @@ def _div(a: Any, b: Any, **kwargs: Any) -> Any:
         return NotImplemented
     if isinstance(kind, (Gate, Pair)) and b:
         return _multiplied(kind, 1 / b)
-    if isinstance(kind, Scores):
+    if isinstance(kind, Dots):
         return kind.times(1 / b) if b else NotImplemented
     return kind.of(kind.kept() / b) if saves(kind) else NotImplemented
 
@@ -346,17 +378,16 @@ def _total(kind: Any, other: Any) -> Any:
 
 def _is_of_edges(t: Any, kind: Any) -> bool:
     """Whether a tensor has a row for each edge, as rows of nodes at their ends have."""
-    return (
-        type(t) in _TENSORS
-        and isinstance(kind, (Gathered, Pair, Gate))
-        and kind.like.dim() == 2
-        and kind.like.dtype in FEATURE_DTYPES
-        and t.layout is torch.strided
-        and tuple(t.shape) == kind.shape
-        and t.dtype is kind.like.dtype
-        and t.device == kind.like.device
-        and not t.is_inference()
-    )
+    if not isinstance(kind, (Gathered, Pair, Gate)) or kind.like.dim() != 2 or kind.like.dtype not in FEATURE_DTYPES:
+        return False
+    return _fits(t, kind)
+
+
+def _fits(t: Any, kind: Any) -> bool:
+    """Whether a tensor has a number for each of a kind's."""
+    if type(t) not in _TENSORS or t.layout is not torch.strided or t.is_inference():
+        return False
+    return tuple(t.shape) == kind.shape and t.dtype is kind.like.dtype and t.device == kind.like.device
 
 
 def _is_number(value: Any) -> bool:
@@ -416,6 +447,10 @@ def _sum(t: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
         return kind.of(kind.kept().sum(dim, keepdim)) if saves(kind) else NotImplemented
     if isinstance(kind, Pair) and kind.how == "mul" and dim == t.dim() - 1 and kind.a.x.dtype in FEATURE_DTYPES:
         return _dot(kind, keepdim)
+    if isinstance(kind, Scaled) and dim == t.dim() - 1 and math.prod(kind.shape[1:]):
+        return Bends(kind, (*kind.shape[1:-1], 1) if keepdim else kind.shape[1:-1])
+    if isinstance(kind, Joined) and dim == t.dim() - 1 and not keepdim and kind.like.dtype in FEATURE_DTYPES:
+        return kind.total() or NotImplemented
     if not isinstance(kind, Weighted) or kind.heads_summed or keepdim:
         return NotImplemented
     if kind.heads == 1 and saves(kind.rows):
@@ -432,7 +467,7 @@ def _dot(kind: Pair, keepdim: bool) -> Any:
         return NotImplemented
     a, b = (k.saved().contiguous() for k in sorted((kind.a, kind.b), key=lambda k: k.side != BY_DST))
     kind.call.gained = True
-    return Scores(kind.call, a, b, math.prod(tail), (*tail, 1) if keepdim else tail)
+    return Dots(kind.call, a, b, math.prod(tail), (*tail, 1) if keepdim else tail)
 
 
 @_handles(functional.dropout)
@@ -455,6 +490,7 @@ def softmax(src: Any, index: Any, num_nodes: Any, dim: Any) -> Any:
     graph = kind.call.ends.towards(BY_DST)
     if num_nodes not in (None, graph.num_dst):
         return NotImplemented
+    kind = Sums.of(kind) or kind
     if isinstance(kind, Scores):
         return Rows.made(kind.call, Shares(kind, kind.tail))
     row = kind.like.shape[1:]

@@ -146,28 +146,35 @@ class Call:
         a, b = pair.a, pair.b
         if a.x.is_cuda:
             return getattr(a.now(), pair.how)(b.now())  # type: ignore[no-any-return]
-        lhs, rhs = ((k.kept() if pair.how == "mul" else k.x).flatten(1).contiguous() for k in (a, b))
+        rows = [k.kept() if pair.how == "mul" else k.x for k in (a, b)]
+        lhs, rhs = (t.flatten(1).contiguous() if t.dim() > 1 else t.contiguous().unsqueeze(1) for t in rows)
         return edges.combine(lhs, rhs, self.ends, a.side, pair.how).view(pair.shape)
 
     def dot(self, a: Tensor, b: Tensor, heads: int) -> Tensor:
         """``<a[dst], b[src]>`` of each edge and head, ``[E, heads]``."""
         return execute.dot(self.ends.towards(BY_DST), a, b, heads, self.place)
 
-    def softmax(self, score: Tensor) -> Tensor:
-        """Of ``score [E, heads]`` over the edges at each destination."""
-        return execute.softmax(self.ends.towards(BY_DST), score, place=self.place)
+    def softmax(self, score: Tensor | None, dst: Tensor | None, src: Tensor | None, slope: float) -> Tensor:
+        """Over the edges at each destination, as :func:`gnnfast.dispatch.execute.softmax`."""
+        return execute.softmax(self.ends.towards(BY_DST), score, dst, src, slope, place=self.place)
 
     def drops(self, dropout: float, heads: int) -> bool:
         """Whether the kernel of attention draws the dropout."""
         return execute.fuses(dropout, heads)
 
-    def attention(
+    # Sums ``[num_dst, F]`` of ``x [num_src, F]`` as those of the same names there; ``None`` if there is no kernel for them.
+    def dot_attention(
         self, a: Tensor, b: Tensor, x: Tensor, heads: int, number: float, dropout: float, training: bool
     ) -> Tensor | None:
-        """The sums ``[num_dst, F]`` of ``x`` at sources, as :func:`gnnfast.dispatch.execute.dot_attention`; ``None`` if there is no
-        kernel for them."""
         how: Any = dict(place=self.place, training=training)
         return execute.dot_attention(self.ends.towards(BY_DST), a, b, x, heads, number, dropout, **how)[0]
+
+    def attention(self, x: Tensor, dst: Tensor, src: Tensor, slope: float, dropout: float, training: bool) -> Tensor | None:
+        how: Any = dict(place=self.place, training=training)
+        return execute.attention(self.ends.towards(BY_DST), x, dst, src, slope, dropout, **how)[0]
+
+    def gatv2_attention(self, query: Tensor, key: Tensor, att: Tensor, heads: int, slope: float, dropout: float) -> Tensor | None:
+        return execute.gatv2_attention(self.ends.towards(BY_DST), query, key, att, heads, slope, dropout, place=self.place)
 
     def edge_relu(self, x: Tensor, of_edges: Tensor) -> Tensor:
         return execute.edge_relu(self.ends.towards(BY_DST), x, of_edges, place=self.place)

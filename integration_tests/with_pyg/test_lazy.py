@@ -41,7 +41,7 @@ def test_message(name, graph, device):
         elif graph == "random" and fused == ATTENDS and reduce == "sum":
             assert "attention" in kernels and "edge softmax" not in kernels
         elif graph == "random" and (fused in (True, ATTENDS) or name in FUSED_ANYWAY):
-            assert {f"gar {reduce}", f"gas {reduce}"} & kernels
+            assert {f"gar {reduce}", f"gas {reduce}", *(["attention"] if device.type == "cuda" else [])} & kernels
         elif graph == "random":
             assert f"gathers and {reduce}" in kernels or (fused is None and f"gates, {reduce}" in kernels)
 

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from gnnfast.dispatch import gates, passes
 from gnnfast.graph.formats import BY_DST
 from gnnfast.pyg.compiled import ops
-from gnnfast.pyg.kinds import Exists, Gate, Gathered, Pair, Scores, Shares
+from gnnfast.pyg.kinds import Dots, Exists, Gate, Gathered, Pair, Scores, Shares, Sums
 from gnnfast.pyg.rows import HANDLERS, ROWS, aggregated, kind_of, writes
 from gnnfast.types import LINEAR
 
@@ -97,17 +97,29 @@ class Call:
     def dot(self, a: Tensor, b: Tensor, heads: int) -> Tensor:
         return ops.SDDMM(a, b, heads, False, *self._edges)  # type: ignore[no-any-return]
 
-    def softmax(self, score: Tensor) -> Tensor:
-        return ops.SOFTMAX(score, None, None, 1.0, *self._edges)  # type: ignore[no-any-return]
+    def softmax(self, score: Tensor | None, dst: Tensor | None, src: Tensor | None, slope: float) -> Tensor:
+        return ops.SOFTMAX(score, dst, src, slope, *self._edges)  # type: ignore[no-any-return]
 
     def drops(self, *_: Any) -> bool:
         return False  # what draws numbers stays in the compiler's graph, whether or not it is used
 
-    def attention(self, a: Tensor, b: Tensor, x: Tensor, heads: int, number: float, *_: Any) -> Tensor | None:
+    def dot_attention(self, a: Tensor, b: Tensor, x: Tensor, heads: int, number: float, *_: Any) -> Tensor | None:
         if not passes.serves_attention(x, heads, x.shape[1] // heads, 0.0):
             return None
         numbers = heads, float(number), 0.0, None, self._needs_grad(a, b, x)
         return ops.PAIR_ATTENTION(a, b, x, None, None, *numbers, *self._edges)[0]  # type: ignore[no-any-return]
+
+    def attention(self, x: Tensor, dst: Tensor, src: Tensor, slope: float, *_: Any) -> Tensor | None:
+        heads = dst.shape[1]
+        if not passes.serves_attention(x, heads, x.shape[1] // heads, 0.0):
+            return None
+        return ops.ATTENTION(x, dst, src, slope, 0.0, None, self._needs_grad(x, dst, src), *self._edges)[0]  # type: ignore[no-any-return]
+
+    def gatv2_attention(self, query: Tensor, key: Tensor, att: Tensor, heads: int, slope: float, *_: Any) -> Tensor | None:
+        if not passes.serves_attention(key, heads, key.shape[1] // heads, 0.0):
+            return None
+        numbers = heads, slope, 0.0, None, self._needs_grad(query, key, att)
+        return ops.PAIR_ATTENTION(query, key, None, att, None, *numbers, *self._edges)[0]  # type: ignore[no-any-return]
 
     def edge_relu(self, x: Tensor, of_edges: Tensor) -> Tensor:
         return ops.RELU(x, of_edges, self._needs_grad(x, of_edges), *self._edges)[0]  # type: ignore[no-any-return]
@@ -126,8 +138,9 @@ class Call:
 def _softmax(score: Any, dst: Any, src: Any, slope: float, *_: Any) -> Any:
     """What is traced for PyG's ``softmax``, by when ``message()`` has not been looked at."""
     kind = kind_of(score)
+    kind = Sums.of(kind) or kind
     is_of_scores = isinstance(kind, Scores) and dst is None and src is None and slope == 1
-    return Shares(kind, kind.shape[1:]) if is_of_scores else NotImplemented
+    return Shares(kind, kind.tail) if is_of_scores else NotImplemented
 
 
 HANDLERS[ops.SOFTMAX] = _softmax
@@ -244,9 +257,9 @@ def follow(graph: Graph, call: Call, gathered: dict[fx.Node, tuple[Tensor, int]]
 def _is_better(made: Any, function: Any) -> bool:
     """Whether rows that must exist after all are better made than as they were traced: gathered of what was made at nodes, or dot
     products by their kernel, which has another gradient than one that scatters rows."""
-    if isinstance(made, Scores) and made.number != 1:
+    if isinstance(made, Dots) and made.number != 1:
         return False
-    return made.source is None if isinstance(made, (Gathered, Scores)) else function in _PRODUCTS and isinstance(made, Gate)
+    return made.source is None if isinstance(made, (Gathered, Dots)) else function in _PRODUCTS and isinstance(made, Gate)
 
 
 def _fills(node: fx.Node) -> bool:
