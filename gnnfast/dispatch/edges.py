@@ -28,6 +28,11 @@ class Ends:
         self.ids = dst, src
         self._graph = graph
 
+    def are_destinations(self, index: Any) -> bool:
+        """Whether ids are the destinations of the edges."""
+        ids = self.ids[BY_DST]
+        return type(index) is Tensor and index.shape == ids.shape and index.data_ptr() == ids.data_ptr() and index.is_contiguous()
+
     def towards(self, side: int) -> Graph:
         """The graph with edges that end at the nodes of a side."""
         return self._graph() if side == BY_DST else self._graph().reverse()

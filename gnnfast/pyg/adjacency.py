@@ -27,10 +27,11 @@ class Listed(Graph):
 
 class _Running(threading.local):
     """Of the layer that runs now: its :class:`Listed` ``graph``; ``passing`` is an ``edge_index`` that it has made and does not
-    keep."""
+    keep; ``messages`` the ends of the edges whose ``message()`` runs, and the version of their ids then."""
 
     graph: Any = None
     passing: Any = None
+    messages: Any = None
 
 
 running = _Running()

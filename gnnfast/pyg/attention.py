@@ -24,7 +24,8 @@ from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import bounded, guards, lazy
-from gnnfast.pyg.adjacency import Listed, graph_of, incidence_of, key_of
+from gnnfast.pyg.adjacency import Listed, graph_of, incidence_of, key_of, running
+from gnnfast.pyg.kinds import version_of
 from gnnfast.pyg.known import replaced_in_attention, replaced_in_layer, replaced_in_softmax
 from gnnfast.pyg.layers import REORDERED, is_product, normalise
 from gnnfast.pyg.loops import kept_edges, with_self_loops
@@ -713,6 +714,31 @@ def dot_attention(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, 
 
 
 # ---- softmax -----------------------------------------------------------------------------------------------------------------
+def _graph_of_messages(index: Any, num_nodes: Any) -> Graph | None:
+    """The graph of the edges whose ``message()`` runs, if ``index`` are its destinations; PyG finds the number of nodes itself."""
+    if running.messages is None:
+        return None
+    ends, version = running.messages
+    if not ends.are_destinations(index) or version_of(index) != version:
+        return None
+    graph: Graph = ends.towards(BY_DST)
+    return graph if num_nodes in (None, graph.num_dst) else None
+
+
+def _graph_of_base(index: Any, num_nodes: Any) -> Graph | None:
+    """The kept graph of an ``edge_index`` of as many sources as destinations, of which ``index`` is the row of destinations."""
+    base = getattr(index, "_base", None)
+    if base is None or type(num_nodes) is not int or type(base) is not Tensor:
+        return None
+    kept = cache.origin(base)  # first, as most calls end here
+    graph: Graph | None = cache.find((base if kept is None else kept,), key_of(num_nodes, num_nodes, True))
+    if graph is None or base.dim() != 2 or not base.is_contiguous():
+        return None
+    edges = index.numel()
+    is_row = base.shape == (2, edges) and index.shape == (edges,) and index.stride() == (1,)
+    return graph if is_row and index.storage_offset() == base.storage_offset() + edges else None
+
+
 def make_softmax(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``softmax(src, index, ptr, num_nodes, dim)``: served where ``index`` is the row of destinations of an
     ``edge_index`` whose graph is kept."""
@@ -720,27 +746,14 @@ def make_softmax(original: FunctionType) -> Callable[..., Any]:
     def softmax_of(src: Any, index: Any, ptr: Any, num_nodes: Any, dim: Any) -> Any:
         if type(src) is Rows:
             return NotImplemented if replaced_in_softmax() else lazy.softmax(src, index, num_nodes, dim)
-        base = getattr(index, "_base", None)
-        if base is None or ptr is not None or type(num_nodes) is not int or type(base) is not Tensor:
+        if ptr is not None or (dim != 0 and (dim != -src.dim() or src.is_cuda)):  # the latter of messages: lazy.softmax
             return NotImplemented
-        if dim != 0 and (dim != -src.dim() or src.is_cuda):  # the latter of messages, whose features are many heads: lazy.softmax
-            return NotImplemented
-        kept = cache.origin(base)  # first, as most calls end here
-        graph = cache.find((base if kept is None else kept,), key_of(num_nodes, num_nodes, True))
+        graph = _graph_of_messages(index, num_nodes) or _graph_of_base(index, num_nodes)
         if graph is None or not graph.has(False) or replaced_in_softmax():
             return NotImplemented
         if guards.context() or guards.operand("src", src) or src.dim() not in (1, 2) or src.dtype not in FEATURE_DTYPES:
             return NotImplemented
-        edges = index.numel()
-        if (
-            base.dim() != 2
-            or base.shape != (2, edges)
-            or index.shape != (edges,)
-            or not base.is_contiguous()
-            or src.shape[0] != edges
-        ):
-            return NotImplemented
-        if index.storage_offset() != base.storage_offset() + edges or index.stride() != (1,) or src.device != base.device:
+        if src.shape[0] != graph.num_edges or src.device != index.device:
             return NotImplemented
         if torch.is_autocast_enabled(src.device.type):
             return NotImplemented

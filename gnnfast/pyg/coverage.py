@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from gnnfast.pyg import known
 from gnnfast.pyg.install import PATCHES
 from gnnfast.pyg.layers import make_gine_conv
+from gnnfast.pyg.loops import make_in_place
 from gnnfast.pyg.messages import RELU_FORMS
 from gnnfast.pyg.norm import make_normalising
 from gnnfast.pyg.verdict import message_of
@@ -25,10 +26,12 @@ _WHOLE = {
 # What their own message() turns out to be as it runs (gnnfast.pyg.lazy).
 _WEIGHTED = "SpMM with the coefficients that its own message() computes"
 _GATES = "sums of gates"
+_ATTENTION = "attention with the scores that its own message() computes"
 _SOFTENED = "sums weighted by the softmax of what its own message() makes of nodes"
 AS_IT_RUNS = {
     **dict.fromkeys(("FeaStConv", "GMMConv", "HypergraphConv", "SuperGATConv"), _WEIGHTED),
     "GENConv": _SOFTENED,
+    "HANConv": _ATTENTION,
     **dict.fromkeys(("CGConv", "FiLMConv", "LEConv", "PointTransformerConv", "ResGatedGraphConv"), _GATES),
 }
 
@@ -38,7 +41,7 @@ _SOFTMAX = "a softmax within it"
 WHY = {
     **dict.fromkeys(("DynamicEdgeConv", "EdgeConv", "PPFConv", "PointGNNConv", "PointNetConv"), _PAIRS),
     **dict.fromkeys(("FastRGCNConv", "NNConv", "RGATConv"), _MATRIX),
-    **dict.fromkeys(("HANConv", "HEATConv", "HGTConv", "LPAttLayer"), _SOFTMAX),
+    **dict.fromkeys(("HEATConv", "HGTConv", "LPAttLayer"), _SOFTMAX),
     "DNAConv": "attention over the layers before, for each edge",
     "GATEConv": "linear layers within it",
     "EGConv": "several reductions of the same rows",
@@ -51,7 +54,7 @@ WHY = {
 }
 
 # Those that leave most calls to propagate().
-_BEFORE_PROPAGATE = make_normalising, make_gine_conv
+_BEFORE_PROPAGATE = make_normalising, make_gine_conv, make_in_place
 
 
 class Row(NamedTuple):
@@ -99,7 +102,7 @@ def _row(cls: Any) -> Row:
     if found.form == "plain" and found.weight is not None:  # which may have a value for each feature
         return Row(cls.__name__, "in part", f"SpMM where {found.weight} has a value per edge or head, else gathers and reductions")
     of_edge = f"{found.feature}_j" if found.weight is None else f"{found.weight} * {found.feature}_j"
-    normalised = ", normalised once per graph" if patch is not None else ""
+    normalised = ", normalised once per graph" if patch is not None and patch.make is make_normalising else ""
     return Row(cls.__name__, "fused", f"SpMM of {of_edge}{normalised}")
 
 

@@ -18,7 +18,7 @@ from gnnfast.dispatch.select import cannot_win
 from gnnfast.graph import Graph
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.pyg import bounded, guards
-from gnnfast.pyg.adjacency import graph_of
+from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.aggregations import is_softened, kinds_of, may_be_several, temperature_of
 from gnnfast.pyg.kinds import version_of
 from gnnfast.pyg.messages import SPECIAL
@@ -97,7 +97,11 @@ def propagate(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
     version = version_of(edge_index)
 
     def aggregated(exist: bool) -> Any:
-        messages = module.message(**_arguments(steps.message, collected, exist))
+        before, running.messages = running.messages, (ends, version)
+        try:
+            messages = module.message(**_arguments(steps.message, collected, exist))
+        finally:
+            running.messages = before
         if not exist and rows is not None:
             rows.check_kept()
         if version_of(edge_index) != version:  # message() has written into it: the graph is another than that of ``ends``

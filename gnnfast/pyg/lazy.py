@@ -445,6 +445,8 @@ def _sum(t: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
     dim %= t.dim()
     if isinstance(kind, Gathered):
         return kind.of(kind.kept().sum(dim, keepdim)) if saves(kind) else NotImplemented
+    if isinstance(kind, (Pair, Scaled, Joined)) and torch.is_autocast_enabled(kind.like.device.type):
+        return NotImplemented  # sums are of another dtype then
     if isinstance(kind, Pair) and kind.how == "mul" and dim == t.dim() - 1 and kind.a.x.dtype in FEATURE_DTYPES:
         return _dot(kind, keepdim)
     if isinstance(kind, Scaled) and dim == t.dim() - 1 and math.prod(kind.shape[1:]):
@@ -488,7 +490,7 @@ def softmax(src: Any, index: Any, num_nodes: Any, dim: Any) -> Any:
     if kind is None or dim not in (0, -src.dim()) or not kind.call.is_destinations(index) or kind.like.dtype not in FEATURE_DTYPES:
         return NotImplemented
     graph = kind.call.ends.towards(BY_DST)
-    if num_nodes not in (None, graph.num_dst):
+    if num_nodes not in (None, graph.num_dst) or torch.is_autocast_enabled(kind.like.device.type):
         return NotImplemented
     kind = Sums.of(kind) or kind
     if isinstance(kind, Scores):

@@ -107,8 +107,7 @@ class Call:
 
     def is_destinations(self, index: Any) -> bool:
         """Whether ids are the destinations of the edges."""
-        ids = self.ends.ids[BY_DST]
-        return type(index) is Tensor and index.shape == ids.shape and index.data_ptr() == ids.data_ptr() and index.is_contiguous()
+        return self.ends.are_destinations(index)
 
     # What kinds of rows are made of, and what is made of them.
     def is_fewer(self, x: Tensor) -> bool:

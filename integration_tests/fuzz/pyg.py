@@ -85,20 +85,31 @@ _UNARY: dict[str, Any] = {
     "twice": lambda a: 2 * a,
     "view": lambda a: a.view(-1, 2, a.shape[1] // 2).flatten(1),
 }
+_UNARY["leaky"] = lambda a: functional.leaky_relu(a, 0.2)
 _BINARY: dict[str, Any] = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b}
+_BINARY["dot"] = lambda a, b: (a * b).sum(-1, keepdim=True)
+# The scores of both heads, of rows [E, 2, F / 2] and a parameter.
+_SCORES: dict[str, Any] = {
+    "dots": lambda a, b, att: (a * b).sum(-1) / 2,
+    "sums": lambda a, b, att: functional.leaky_relu((a * att).sum(-1) + (b * att).sum(-1), 0.2),
+    "bent": lambda a, b, att: (functional.leaky_relu(a + b) * att).sum(-1),
+    "side by side": lambda a, b, att: (torch.cat([a, b], -1) * torch.cat([att, att.tanh()], -1)).sum(-1),
+}
 
 
 def formula(r: random.Random, depth: int) -> Any:
     """Names of functions with their arguments, in tuples, down to what a message is given."""
     if not depth or r.random() < 0.15:
         return r.choice(["x_i", "x_j", "x_j", "wide", "column"])
-    what = r.choice([*_UNARY, "linear", "shifted", *_BINARY, *_BINARY, "joined"])
-    return (what, *(formula(r, depth - 1) for _ in range(2 if what in _BINARY or what == "joined" else 1)))
+    what = r.choice([*_UNARY, "linear", "shifted", *_BINARY, *_BINARY, "joined", *_SCORES, "softmax"])
+    arguments = 3 if what in _SCORES else 2 if what in _BINARY or what == "joined" else 1
+    return (what, *(formula(r, depth - 1) for _ in range(arguments)))
 
 
 @functools.cache
 def formula_class() -> Any:
     from torch_geometric.nn import MessagePassing
+    from torch_geometric.utils import softmax
 
     class Formula(MessagePassing):
         """Whose message is a random formula of what both ends and the edge have."""
@@ -114,8 +125,9 @@ def formula_class() -> Any:
             attr = torch.stack([ids.cos(), ids.sin()], 1)
             return self.propagate(edge_index, x=x, attr=attr if self.constant else attr * self.shift.sum())
 
-        def message(self, x_i, x_j, attr):
-            found = self.value(self.tree, {"x_i": x_i, "x_j": x_j, "attr": attr})
+        def message(self, x_i, x_j, attr, index, size_i):
+            given = {"x_i": x_i, "x_j": x_j, "attr": attr, "softmax": lambda score: softmax(score, index, num_nodes=size_i)}
+            found = self.value(self.tree, given)
             return found.expand(-1, F) if found.shape[1] == 1 else found
 
         def value(self, tree, given):
@@ -128,6 +140,12 @@ def formula_class() -> Any:
             if what in _BINARY:
                 return _BINARY[what](a, *more)
             a, *more = (t.expand(-1, F) if t.shape[1] == 1 else t for t in (a, *more))
+            if what == "softmax":
+                return given["softmax"](a)
+            if what in _SCORES:
+                first, second, rows = (t.reshape(-1, 2, F // 2) for t in (a, *more))
+                share = given["softmax"](_SCORES[what](first, second, self.shift.view(1, 2, F // 2)))
+                return (rows * share.unsqueeze(-1)).view(-1, F)
             if what == "joined":
                 return self.joined(torch.cat([a, *more, given["attr"]], -1))
             return a + self.shift if what == "shifted" else self.linear(a) if what == "linear" else _UNARY[what](a)

@@ -47,12 +47,26 @@ def test_no_class_is_left_out():
 
 
 F = 16
+
+
+class OfOneType(torch.nn.Module):
+    """A layer for graphs of many types on one of one."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, edge_index):
+        return self.layer({"node": x}, {("node", "to", "node"): edge_index})
+
+
 AS_IT_RUNS = {
     "CGConv": lambda: nn.CGConv(F),
     "FeaStConv": lambda: nn.FeaStConv(F, F, heads=2),
     "FiLMConv": lambda: nn.FiLMConv(F, F),
     "GENConv": lambda: nn.GENConv(F, F),
     "GMMConv": lambda: nn.GMMConv(F, F, 3, 2),
+    "HANConv": lambda: OfOneType(nn.HANConv(F, F, (["node"], [("node", "to", "node")]), heads=2)),
     "HypergraphConv": lambda: nn.HypergraphConv(F, F),
     "LEConv": lambda: nn.LEConv(F, F),
     "PointTransformerConv": lambda: nn.PointTransformerConv(F, F),
@@ -66,6 +80,7 @@ FURTHER = {  # than features and edges
 
 
 HOW = {"SpMM": ("gar", "gas"), "sums of gates": ("gates",), "softmax": ("softmax aggregation",)}
+HOW["attention"] = ("attention", "edge softmax")
 
 
 @pytest.mark.parametrize("name", AS_IT_RUNS)

@@ -126,6 +126,26 @@ def test_attention_with_dropout(dropout, device):
         assert relative_error(sums.mean(0)[:, 0], with_edges) < 0.2 and sums.std(0).max() > 0.1
 
 
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("graph", ["random", "hub", "isolated", "self_loops_and_duplicates", "no_edges"])
+def test_softmax_of_scores_that_exist(graph, given, device):
+    """Of as many nodes as there are, or as PyG finds."""
+    layer = Layer(lambda m, i, j, attr, at: j.sin() * softmax((m.lin(i) * j.cos()).sum(1, True), *(at if given else at[:1])))
+    report = compare(layer.to(device, torch.float64), *arguments(graph, device), tolerance=1e-9)
+    assert not report.fallbacks and (graph == "no_edges" or "edge softmax" in {kernel for _, kernel, _ in report.kernels})
+
+
+def test_softmax_of_other_edges(device):
+    """A message() that turns its edges around, or calls another layer, gets what it asks for."""
+    inner = Layer(lambda m, i, j, attr, at: j * softmax(i.exp().sum(1, True), at[0])).to(device, torch.float64)
+    x, edge_index, attr = arguments("random", device)
+
+    def others(m, i, j, attr, at):
+        return j.exp() * softmax(j.cos(), edge_index[0], num_nodes=at[2]) + inner(x, edge_index.flip(0), None)[at[0]]
+
+    compare(Layer(others).to(device, torch.float64), x, edge_index, attr, tolerance=1e-9)
+
+
 def test_what_is_kept_is_as_it_was(device):
     """Rows that a user's function gave to somebody are those of the call."""
     layer = Layer(kept).to(device, torch.float64)

@@ -136,11 +136,13 @@ class Call:
 
 
 def _softmax(score: Any, dst: Any, src: Any, slope: float, *_: Any) -> Any:
-    """What is traced for PyG's ``softmax``, by when ``message()`` has not been looked at."""
+    """What is traced for PyG's ``softmax``, by when ``message()`` has not been looked at. Not of sums on a GPU: what Inductor makes
+    of the gradient of ``(x * att).sum(-1)`` at nodes, as of torch 2.11, reads misaligned addresses where that comes from an op."""
     kind = kind_of(score)
     kind = Sums.of(kind) or kind
-    is_of_scores = isinstance(kind, Scores) and dst is None and src is None and slope == 1
-    return Shares(kind, kind.tail) if is_of_scores else NotImplemented
+    if not isinstance(kind, Scores) or dst is not None or src is not None or slope != 1:
+        return NotImplemented
+    return NotImplemented if isinstance(kind, Sums) and kind.like.is_cuda else Shares(kind, kind.tail)
 
 
 HANDLERS[ops.SOFTMAX] = _softmax
