@@ -93,6 +93,14 @@ def test_features_written_into_afterwards(name, device):
     assert relative_error(found, expected) < 1e-9
 
 
+@pytest.mark.parametrize("name", [name for name in MESSAGES if name.startswith(("sum attention", "sums", "narrow", "joined a"))])
+def test_narrow_sums(name, device, monkeypatch):
+    """Which are no rows of features, as elsewhere."""
+    monkeypatch.setattr("gnnfast.pyg.lazy.WIDE", F + 1)
+    for graph in ("random", "no_edges"):
+        test_message(name, graph, device)
+
+
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
 def test_attention_with_heads_summed(reduce, device):
     layer = Layer(lambda *given: attends(*given).view(-1, H, C).sum(1), reduce).to(device, torch.float64)
