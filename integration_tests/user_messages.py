@@ -273,6 +273,16 @@ MESSAGES = {
     ),
     "joined attention": (lambda m, i, j, attr, at: weighted_by(joined_scores(m, i, j, attr, at), m, j, at), False, True),
     "joined scores": (joined_scores, False, False),
+    "joined, multiplied by head": (
+        lambda m, i, j, attr, at: (
+            (torch.cat([i.view(-1, 4, F // 4), j.view(-1, 4, F // 4)], -1) @ m.lin.weight[: F // 2, :4]).flatten(1)
+            + tnn.functional.linear(
+                torch.cat([i.view(-1, 4, F // 4), j.view(-1, 4, F // 4)], -1), m.lin.weight[:4, : F // 2]
+            ).flatten(1)
+        ),
+        False,
+        False,
+    ),
     "joined, scaled and seen": (
         lambda m, i, j, attr, at: (torch.cat([j, i], 1) * 2).sum(1, True) * j + (torch.cat([j, attr], 1).sum(1) * 2)[:, None],
         False,

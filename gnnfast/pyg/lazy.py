@@ -181,7 +181,7 @@ def _linear(t: Any, weight: Any, bias: Any = None) -> Any:
         return NotImplemented
     if kind.like.dtype not in REORDERED or weight.dtype is not kind.like.dtype or torch.is_autocast_enabled(weight.device.type):
         return NotImplemented
-    if isinstance(kind, Joined) and weight.shape[1] == kind.shape[1]:
+    if isinstance(kind, Joined) and len(kind.shape) == 2 and weight.shape[1] == kind.shape[1]:
         return _linear_of_parts(kind, weight, bias)
     if isinstance(kind, Gathered):
         return kind.of(functional.linear(kind.kept(), weight, bias)) if saves(kind) else NotImplemented
