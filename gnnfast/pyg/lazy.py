@@ -20,25 +20,10 @@ from torch.nn import functional
 from gnnfast.dispatch import edges, execute, gates
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.pyg import guards
-from gnnfast.pyg.kinds import (
-    Attended,
-    Bends,
-    Dots,
-    Gate,
-    Gathered,
-    Joined,
-    Pair,
-    Projected,
-    Scaled,
-    Scores,
-    Shares,
-    Sums,
-    Term,
-    Weighted,
-    saves,
-)
+from gnnfast.pyg.kinds import Gate, Gathered, Joined, Pair, Projected, Term, Weighted, saves
 from gnnfast.pyg.layers import REORDERED
 from gnnfast.pyg.rows import HANDLERS, Rows, kind_of
+from gnnfast.pyg.scores import Attended, Bends, Dots, Scaled, Scores, Shares, Sums, total_of
 from gnnfast.types import FEATURE_DTYPES
 
 # The compiler's stand-ins are among them: what handlers make in its code is put into it (gnnfast.pyg.compiled.rows).
@@ -452,7 +437,7 @@ def _sum(t: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
     if isinstance(kind, Scaled) and dim == t.dim() - 1 and math.prod(kind.shape[1:]):
         return Bends(kind, (*kind.shape[1:-1], 1) if keepdim else kind.shape[1:-1])
     if isinstance(kind, Joined) and dim == t.dim() - 1 and not keepdim and kind.like.dtype in FEATURE_DTYPES:
-        return kind.total() or NotImplemented
+        return total_of(kind) or NotImplemented
     if not isinstance(kind, Weighted) or kind.heads_summed or keepdim:
         return NotImplemented
     if kind.heads == 1 and saves(kind.rows):

@@ -1,6 +1,6 @@
 """Rows of edges that do not exist: tensors that know what their elements would be, whose operations arrive at
-``__torch_function__``, and the run of a ``message()`` that works on them. What they may be: :mod:`gnnfast.pyg.kinds`; what
-operations make of them: :mod:`gnnfast.pyg.lazy`.
+``__torch_function__``, and the run of a ``message()`` that works on them. What they may be: :mod:`gnnfast.pyg.kinds` and
+:mod:`gnnfast.pyg.scores`; what operations make of them: :mod:`gnnfast.pyg.lazy`.
 
 Where that cannot be right, ``Exists`` ends the attempt, and ``message()`` runs again on rows that exist: an operation that
 ``__torch_function__`` does not see, or one without gradients, such as within an autograd function, which would lose them. So what
@@ -24,7 +24,8 @@ from gnnfast.dispatch import edges, execute, gates, several, softened
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.pyg import effects
-from gnnfast.pyg.kinds import Exists, Gathered, Joined, Kind, Pair, Weighted, version_of
+from gnnfast.pyg.kinds import Exists, Gathered, Joined, Pair, Weighted, version_of
+from gnnfast.pyg.scores import Kind
 from gnnfast.stream import is_capturing
 
 if _native.cpu.loaded:

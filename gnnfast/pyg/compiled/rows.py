@@ -21,8 +21,9 @@ from torch.overrides import TorchFunctionMode
 from gnnfast.dispatch import gates, passes
 from gnnfast.graph.formats import BY_DST
 from gnnfast.pyg.compiled import ops
-from gnnfast.pyg.kinds import Dots, Exists, Gate, Gathered, Pair, Scores, Shares, Sums
+from gnnfast.pyg.kinds import Exists, Gate, Gathered, Pair
 from gnnfast.pyg.rows import HANDLERS, ROWS, aggregated, kind_of, writes
+from gnnfast.pyg.scores import Dots, Scores, Shares, Sums
 from gnnfast.types import LINEAR
 
 # Functions that Python's operators call.
