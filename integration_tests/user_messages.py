@@ -244,6 +244,13 @@ MESSAGES = {
         False,
         True,
     ),
+    "sum attention with edges, seen": (
+        lambda m, i, j, attr, at: (
+            j.view(-1, H, C) * softmax(sums(m, i, j, attr, at).unsqueeze(-1) + m.wide(attr)[:, :H].view(-1, H, 1), *at)
+        ).view(-1, F),
+        False,
+        True,
+    ),
     "sum attention, twice leaky": (
         lambda m, i, j, attr, at: weighted_by(
             tnn.functional.leaky_relu(tnn.functional.leaky_relu(sums(m, i, j, attr, at)), 0.5), m, j, at

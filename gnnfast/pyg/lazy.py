@@ -324,7 +324,7 @@ def _added(a: Any, b: Any, how: str) -> Any:
     if how == "add":
         for kind, other in zip(kinds, (b, a)):
             if isinstance(kind, Sums) and kind.edge is None and kind.slope == 1 and _fits(other, kind):
-                return Sums(kind.pair, edge=other, tail=kind.tail)
+                return Sums(kind.pair, edge=other.reshape(kind.pair.shape), tail=kind.tail)
             if isinstance(kind, (Gate, Pair)) and gates.takes(kind.like) and _is_of_all(other, kind):
                 term = Term.of(kind)
                 total = None if term is None else term.shifted(other)

@@ -92,8 +92,8 @@ class Sums(Scores):
     ) -> None:
         super().__init__(pair.shape[1:] if tail is None else tail, source)
         self.call, self.like, self.heads = pair.call, pair.like, math.prod(pair.shape[1:])
-        self.pair, self.slope, self.edge = pair, slope, edge
-        self.version = None if edge is None else version_of(edge)
+        self.pair, self.slope, self._edge = pair, slope, edge
+        self._version = None if edge is None else version_of(edge)
 
     @staticmethod
     def of(kind: Any) -> Sums | None:
@@ -108,21 +108,22 @@ class Sums(Scores):
         return Sums(Pair(term.shift, term.src, "add"), edge=term.edge)
 
     @property
+    def edge(self) -> Tensor | None:
+        if self._edge is not None and version_of(self._edge) != self._version:  # somebody has written into it since
+            raise Exists
+        return self._edge
+
+    @property
     def requires_grad(self) -> bool:  # type: ignore[override]
-        return self.pair.requires_grad or (self.edge is not None and self.edge.requires_grad)
+        return self.pair.requires_grad or (self._edge is not None and self._edge.requires_grad)
 
     def seen_as(self, tail: tuple[int, ...], source: Any) -> Sums:
         return Sums(self.pair, self.slope, self.edge, tail, source)
 
     def made(self) -> Tensor:
-        out, edge = self.pair.value(), self._edge()
+        out, edge = self.pair.value(), self.edge
         out = out if edge is None else out + edge
         return out if self.slope == 1 else functional.leaky_relu(out, self.slope)
-
-    def _edge(self) -> Tensor | None:
-        if self.edge is not None and version_of(self.edge) != self.version:  # somebody has written into it since
-            raise Exists
-        return self.edge
 
     def _ends(self) -> tuple[Tensor, Tensor]:
         """Of destinations and sources, ``[nodes, H]``."""
@@ -130,8 +131,7 @@ class Sums(Scores):
         return (second, first) if self.pair.a.side == BY_SRC else (first, second)
 
     def share(self) -> Tensor:
-        edge = self._edge()
-        edge = None if edge is None else edge.reshape(-1, self.heads)
+        edge = None if self.edge is None else self.edge.reshape(-1, self.heads)
         return self.call.softmax(edge, *self._ends(), self.slope)  # type: ignore[no-any-return]
 
     def attend(self, rows: Gathered, dropout: float, training: bool) -> Tensor | None:
