@@ -182,8 +182,12 @@ def _weighed_anew(
     """``gcn_norm`` of weights that are others in each call, over a structure that is not; ``None`` if PyG's own must run. The same
     operations on the weights, but for how they are gathered: the gradient of ``t[index]`` sorts the index."""
     edges = edge_index.shape[1] if edge_index.dim() == 2 and edge_index.shape[0] == 2 else -1
-    if type(num_nodes) is not int or flow not in _FLOWS or edge_weight.shape != (edges,) or edge_index.dtype is not torch.int64:
+    if flow not in _FLOWS or edge_weight.shape != (edges,) or edge_index.dtype is not torch.int64:
         return None
+    if num_nodes is None:  # as PyG finds it, but once
+        if guards.capturing(edge_index.device):
+            return None
+        num_nodes = cache.get((edge_index,), "number of nodes", lambda: int(edge_index.max()) + 1 if edges else 0)
     if edge_weight.device != edge_index.device or not edge_weight.is_floating_point():
         return None
     normed, weight = edge_index, edge_weight

@@ -106,10 +106,6 @@ class Call:
         kind = kind_of(messages)
         return isinstance(kind, Gathered) or (isinstance(kind, Weighted) and not kind.heads_summed)
 
-    def is_destinations(self, index: Any) -> bool:
-        """Whether ids are the destinations of the edges."""
-        return self.ends.are_destinations(index)
-
     # What kinds of rows are made of, and what is made of them.
     def is_fewer(self, x: Tensor) -> bool:
         """Whether there are no more rows of ``x`` than edges."""

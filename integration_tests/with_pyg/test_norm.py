@@ -200,7 +200,12 @@ def test_weights_that_require_a_gradient(graph, kind, flow, loops, device):
     layer = nn.GCNConv(F, 5, improved=True, add_self_loops=loops, flow=flow).double()
     for _ in range(2):
         compare(layer, x, edge_index, weight, tolerance=1e-12)
-    arguments = nodes, True, loops, flow, torch.float32
+    for number in (nodes, None):
+        check_users_own(edge_index, weight, number, True, loops, flow, torch.float32)
+
+
+def check_users_own(edge_index, weight, *arguments):
+    """``gcn_norm`` as a user calls it, of weights that require a gradient; PyG finds the number of nodes if that is ``None``."""
 
     def users():
         leaf = weight.clone().requires_grad_()
