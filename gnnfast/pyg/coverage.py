@@ -21,6 +21,7 @@ _WHOLE = {
     "gnnfast.pyg.attention": "attention",
     "gnnfast.pyg.layers": "linear parts, aggregation, bias and root",
     "gnnfast.pyg.pna": "products at nodes, all statistics in one walk over the edges; with edge features, of messages that exist",
+    "gnnfast.pyg.relations": "one aggregation over the edges of all relations, and the matrix of each",
 }
 
 # What their own message() turns out to be as it runs (gnnfast.pyg.lazy).
@@ -40,14 +41,13 @@ _PAIRS, _MATRIX = "a network of what both ends of an edge have", "a matrix for e
 _SOFTMAX = "a softmax within it"
 WHY = {
     **dict.fromkeys(("DynamicEdgeConv", "EdgeConv", "PPFConv", "PointGNNConv", "PointNetConv"), _PAIRS),
-    **dict.fromkeys(("FastRGCNConv", "NNConv", "RGATConv"), _MATRIX),
+    **dict.fromkeys(("NNConv", "RGATConv"), _MATRIX),
     **dict.fromkeys(("HEATConv", "HGTConv", "LPAttLayer"), _SOFTMAX),
     "DNAConv": "attention over the layers before, for each edge",
     "GATEConv": "linear layers within it",
     "EGConv": "several reductions of the same rows",
     "GeneralConv": "linear layers within it, and with attention a softmax",
     "MeshCNNConv": "a linear layer for each of the four edges beside one",
-    "RGCNConv": "the edges of each relation, picked out in each call",
     "SplineConv": "a kernel of another library",
     "ViS_MP": "several results for each edge",
     "ViS_MP_Vertex": "several results for each edge",

@@ -30,6 +30,7 @@ from gnnfast.pyg.loops import flipped, make_add_self_loops, make_in_place, make_
 from gnnfast.pyg.norm import make_gcn_norm, make_laplacian, make_normalising
 from gnnfast.pyg.pna import make_pna_conv
 from gnnfast.pyg.propagate import generic, propagate
+from gnnfast.pyg.relations import make_rgcn_conv
 from gnnfast.pyg.sparse import make_spmm
 
 MESSAGE_PASSING = "torch_geometric.nn.conv.message_passing"
@@ -69,6 +70,8 @@ PATCHES = (
     Patch("torch_geometric.nn.conv.gin_conv", "GINEConv.forward", ("8ccc1723b4a8",), make_gine_conv),
     Patch("torch_geometric.nn.conv.graph_conv", "GraphConv.forward", ("a5a154f3a5b6",), make_layer(GRAPH)),
     Patch("torch_geometric.nn.conv.pna_conv", "PNAConv.forward", ("cb44563fb49f",), make_pna_conv),
+    Patch("torch_geometric.nn.conv.rgcn_conv", "RGCNConv.forward", ("727bf68d5844",), make_rgcn_conv),
+    Patch("torch_geometric.nn.conv.rgcn_conv", "FastRGCNConv.forward", ("ae57d59d6d35",), make_rgcn_conv),
     Patch("torch_geometric.nn.conv.sage_conv", "SAGEConv.forward", ("5fe530548373",), make_layer(SAGE)),
     Patch("torch_geometric.nn.conv.sg_conv", "SGConv.forward", ("ed836c9f444e", "c722900d1008"), make_layer(SG)),
     Patch("torch_geometric.nn.conv.appnp", "APPNP.forward", ("91324db315cb", "f47fe5ba07c3"), make_normalising),

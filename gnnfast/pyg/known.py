@@ -29,6 +29,7 @@ _GAT, _GATV2 = "torch_geometric.nn.conv.gat_conv", "torch_geometric.nn.conv.gatv
 _TRANSFORMER = "torch_geometric.nn.conv.transformer_conv"
 _GIN = "torch_geometric.nn.conv.gin_conv"
 _AGNN, _FA = "torch_geometric.nn.conv.agnn_conv", "torch_geometric.nn.conv.fa_conv"
+_RGCN = "torch_geometric.nn.conv.rgcn_conv"
 _AGGR = "torch_geometric.nn.aggr."
 _INSPECTOR = "torch_geometric.inspector"
 
@@ -77,6 +78,11 @@ FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
     (_BASIC, "StdAggregation.forward"): ("b5509e26fbde",),
     (_BASIC, "SoftmaxAggregation.forward"): ("4b5163e305ab",),
     (_UTILS + "_degree", "degree"): ("6134b925ac44",),
+    (_RGCN, "masked_edge_index"): ("4880a758bc92",),
+    (_RGCN, "RGCNConv.message"): ("315350e40a5e",),
+    (_RGCN, "FastRGCNConv.message"): ("6ad5298362ee",),
+    (_RGCN, "FastRGCNConv.aggregate"): ("9c9e30c74fd7",),
+    (_UTILS + "_one_hot", "one_hot"): ("d9714ae37169",),
 }
 TRANSFORMER = _TRANSFORMER, "TransformerConv.message"
 GINE = _GIN, "GINEConv.message"
@@ -110,6 +116,13 @@ _BY_LAPLACIAN = (
     (_UTILS + "laplacian", "scatter", (_UTILS + "_scatter", "scatter")),
     (_UTILS + "loop", "maybe_num_nodes", (_UTILS + "num_nodes", "maybe_num_nodes")),
     (_UTILS + "loop", "compute_loop_attr", (_UTILS + "loop", "compute_loop_attr")),
+    (_UTILS + "_scatter", "broadcast", (_UTILS + "_scatter", "broadcast")),
+)
+
+_BY_RELATIONS = (
+    (_RGCN, "masked_edge_index", (_RGCN, "masked_edge_index")),
+    (_RGCN, "one_hot", (_UTILS + "_one_hot", "one_hot")),
+    (_RGCN, "scatter", (_UTILS + "_scatter", "scatter")),
     (_UTILS + "_scatter", "broadcast", (_UTILS + "_scatter", "broadcast")),
 )
 
@@ -220,6 +233,11 @@ def replaced_in_laplacian() -> str:
     return _ask(_BY_LAPLACIAN)
 
 
+def replaced_in_relations() -> str:
+    """The same of what RGCNConv and FastRGCNConv call."""
+    return _ask(_BY_RELATIONS)
+
+
 # ---- layers as a whole ---------------------------------------------------------------------------------------------------------
 @functools.cache
 def _of_layer(cls: type) -> Watch:
@@ -227,7 +245,8 @@ def _of_layer(cls: type) -> Watch:
         message = inspect.getattr_static(cls, "message")
         if not is_known(message, cls.__module__, f"{cls.__name__}.message"):
             return "message()"
-        return next((f"{name}()" for name in ("aggregate", "update") if not is_known_method(cls, name)), "")
+        of_class = lambda name: is_known(inspect.getattr_static(cls, name), cls.__module__, f"{cls.__name__}.{name}")  # noqa: E731
+        return next((f"{n}()" for n in ("aggregate", "update") if not (is_known_method(cls, n) or of_class(n))), "")
 
     return Watch(("message", "aggregate", "update"), {}, (), judge)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from comparison import without
 from compiling import check, compiled, expected, fresh, is_served, step, traced  # noqa: F401
 from graphs import relative_error
 
@@ -83,6 +84,55 @@ def test_update_that_asks_for_what_is_made(aggr, device):
     layer, (x, edge_index, _) = Updates(aggr=aggr).to(device), arguments("random", device)
     check(step(compiled(layer), layer, x, edge_index), expected(layer, x, edge_index))
     assert is_served()
+
+
+class OwnGat(MessagePassing):
+    """As users write it: scores are dot products at nodes, each written another way."""
+
+    def __init__(self, way):
+        super().__init__(aggr="add", node_dim=0)
+        self.way, self.lin = way, torch.nn.Linear(2, 2)
+        self.att = torch.nn.Parameter(torch.rand(2, 1, 2, 4) + 0.5)
+
+    def forward(self, x, edge_index):
+        x = x.view(-1, 2, 4).sin()
+        first, second = self.att
+        if self.way == "linear":
+            scores = self.lin(x.sum(-1)), self.lin(x.prod(-1))
+        elif self.way == "functions":
+            scores = torch.sum(torch.mul(first, x), dim=-1), torch.sum(x.mul(second[0]), -1)
+        elif self.way == "kept dimension":
+            scores = (x * first).sum(-1, keepdim=True).squeeze(-1), (x * second).sum(-1)
+        else:
+            scores = (x * first).sum(-1), (second * x).sum(dim=-1)
+        if self.way == "written":
+            x.mul_(2)
+        return self.propagate(edge_index, x=x, scores=scores).flatten(1)
+
+    def message(self, x_j, scores_i, scores_j, index, ptr, size_i):
+        share = softmax(torch.nn.functional.leaky_relu(scores_i + scores_j, 0.2), index, ptr, size_i)
+        return x_j * share.unsqueeze(-1)
+
+
+@pytest.mark.parametrize("way", ["methods", "functions", "linear", "kept dimension", "written"])
+def test_dot_products_at_nodes(way, device):
+    """By their own op, of features as they were before somebody wrote into them, as may be where there are no gradients."""
+    layer, counts = OwnGat(way).to(device, torch.float64), []
+
+    def backend(graph, inputs):
+        used = [n for n in graph.graph.nodes if n.op == "call_function" and "head_dots" in str(n.target) and n.users]
+        counts.append(len(used))
+        return torch._dynamo.lookup_backend("inductor")(graph, inputs)
+
+    model = torch.compile(layer, backend=backend, fullgraph=True)
+    for name in SMALL[:2] * 2:
+        x, edge_index, _ = arguments(name, device)
+        if way == "written":
+            with torch.no_grad():
+                assert relative_error(model(x, edge_index), without(lambda given=(x, edge_index): layer(*given))) < 1e-9
+        else:
+            check(step(model, layer, x, edge_index), expected(layer, x, edge_index))
+    assert is_served() and {*counts} == ({2} if way in ("methods", "functions", "written") else {0}), counts
 
 
 def test_products_at_nodes_of_messages_that_exist(device):

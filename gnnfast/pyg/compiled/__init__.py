@@ -11,7 +11,7 @@ from gnnfast.pyg import attention as eager
 from gnnfast.pyg.compiled.attention import make_agnn_conv, make_attention, run_gat, run_gatv2, run_transformer
 from gnnfast.pyg.compiled.layers import make_layer
 from gnnfast.pyg.compiled.messages import softmax
-from gnnfast.pyg.compiled.norm import make_gcn_norm, make_stopping
+from gnnfast.pyg.compiled.norm import make_apart, make_gcn_norm, make_stopping
 from gnnfast.pyg.compiled.pna import make_pna_conv
 from gnnfast.pyg.compiled.propagate import generic
 from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG
@@ -24,6 +24,8 @@ TRACED: dict[str, Callable[[FunctionType], Callable[..., Any]]] = {
     "remove_self_loops": make_stopping,
     "ChebConv.__norm__": make_stopping,
     "MFConv.forward": make_stopping,
+    "RGCNConv.forward": make_apart,
+    "FastRGCNConv.forward": make_apart,
     "GCNConv.forward": make_layer(GCN),
     "SGConv.forward": make_layer(SG),
     "SAGEConv.forward": make_layer(SAGE),

@@ -181,7 +181,7 @@ def _follow(messages: Any, module: Any, reduce: str) -> tuple[Any, Any]:
     (dst, src, edges, gathered), state.messages = state.messages, None
     with _entered(dst) as graph:
         since = min(gathered, default=messages.node)
-        call = Call(edges, (dst.fake, src.fake), hint)
+        call = Call(graph, edges, (dst.fake, src.fake), hint)
         rows = follow(graph, call, gathered, [node for node in graph.nodes if since < node])
         found = None
         if reduce and messages.node in rows:

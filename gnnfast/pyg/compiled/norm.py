@@ -84,6 +84,22 @@ def make_stopping(original: FunctionType) -> Callable[..., Any]:
     return stopping
 
 
+def make_apart(original: FunctionType) -> Callable[..., Any]:
+    """What is traced for RGCNConv, at which the compiler stops, and FastRGCNConv, of which it makes a matrix for each edge: they
+    run uncompiled, unless it must not stop."""
+    uncompiled = _uncompiled(original)
+
+    def apart(*arguments: Any) -> Any:
+        return uncompiled(*arguments) if torch.compiler.is_dynamo_compiling() and ask(_may_stop) else NotImplemented
+
+    return apart
+
+
+def _may_stop() -> bool:
+    frame = state.frame
+    return not (frame.one_graph or getattr(frame, "error_on_graph_break", False))
+
+
 _norms: dict[CodeType, Callable[..., Any]] = {}
 
 

@@ -56,11 +56,11 @@ ROWS.add(Rows)  # type: ignore[arg-type]
 
 
 class Call:
-    """One ``message()``, as :class:`gnnfast.pyg.rows.Call`: what handlers ask for becomes nodes. ``edges`` are those of
-    :class:`gnnfast.pyg.compiled.ops.Edges`, of stand-ins, and ``ids`` the nodes at the ends of edges, by side."""
+    """One ``message()``, as :class:`gnnfast.pyg.rows.Call`: what handlers ask for becomes nodes of ``graph``. ``edges`` are those
+    of :class:`gnnfast.pyg.compiled.ops.Edges`, of stand-ins, and ``ids`` the nodes at the ends of edges, by side."""
 
-    def __init__(self, edges: ops.Edges, ids: tuple[Tensor, Tensor], hint: Callable[[Any], int]) -> None:
-        self._edges, self._ids, self._hint = edges, ids, hint
+    def __init__(self, graph: Graph, edges: ops.Edges, ids: tuple[Tensor, Tensor], hint: Callable[[Any], int]) -> None:
+        self.graph, self._edges, self._ids, self._hint = graph, edges, ids, hint
         self.edges, self.grad_enabled, self.gained = edges.edge_index.shape[1], torch.is_grad_enabled(), False
 
     @property
@@ -137,17 +137,27 @@ class Call:
 
 
 def _softmax(score: Any, dst: Any, src: Any, slope: float, *_: Any) -> Any:
-    """What is traced for PyG's ``softmax``, by when ``message()`` has not been looked at. Not of sums on a GPU: what Inductor makes
-    of the gradient of ``(x * att).sum(-1)`` at nodes, as of torch 2.11, reads misaligned addresses where that comes from an op."""
+    """What is traced for PyG's ``softmax``, by when ``message()`` has not been looked at. Of sums of dot products with a vector at
+    nodes, these by the op for them. On a GPU else only of a linear layer's: what Inductor makes of the gradient of
+    ``(x * att).sum(-1)``, as of torch 2.11, reads misaligned addresses where that comes from an op."""
     kind = kind_of(score)
     kind = Sums.of(kind) or kind
     if not isinstance(kind, Scores) or dst is not None or src is not None or slope != 1:
         return NotImplemented
-    return NotImplemented if isinstance(kind, Sums) and kind.like.is_cuda else Shares(kind, kind.tail)
+    if isinstance(kind, Sums):
+        graph, ends = kind.call.graph, (kind.pair.a, kind.pair.b)
+        factors = [found for end in ends if (found := graph.factors(end.x)) is not None]
+        if len(factors) == 2:
+            first, second = (end.of(graph.head_dots(*of_end)) for end, of_end in zip(ends, factors))
+            kind = Sums(Pair(first, second, "add"), kind.slope, kind.edge, kind.tail)
+        elif kind.like.is_cuda and not all(graph.node_of(end.x).target in _PRODUCTS for end in ends):
+            return NotImplemented
+    return Shares(kind, kind.tail)
 
 
 HANDLERS[ops.SOFTMAX] = _softmax
 _SYMBOLS = torch.SymInt, torch.SymFloat
+_SUM, _MUL = {"sum", torch.sum, Tensor.sum}, {"mul", operator.mul, torch.mul, Tensor.mul, Tensor.__mul__}
 _COPIES = {Tensor.add_: Tensor.add}  # what memory a compiler's code takes is not for us to say
 
 
@@ -172,6 +182,28 @@ class Graph(TorchFunctionMode):
         found = self._of.get(id(value))
         if found is None:
             raise Exists
+        return found
+
+    def factors(self, value: Tensor) -> tuple[fx.Node, Tensor, Tensor] | None:
+        """``x [N, H, D]`` and ``a [1, H, D]`` of a ``value`` of the graph that is ``(x * a).sum(-1)``, after its node."""
+        total = self.node_of(value)
+        product = total.args[0] if total.target in _SUM and total.args else None
+        dims = [*total.args[1:], *total.kwargs.values()]
+        if not isinstance(product, fx.Node) or product.target not in _MUL or len(product.args) != 2 or dims not in ([-1], [(-1,)]):
+            return None
+        first, second = (n.meta.get("example_value") if isinstance(n, fx.Node) else None for n in product.args)
+        for x, a in ((first, second), (second, first)):
+            if not (isinstance(x, Tensor) and isinstance(a, Tensor)) or x.dim() != 3 or x.dtype is not a.dtype:
+                continue
+            if a.shape in (x.shape[1:], (1, *x.shape[1:])):
+                return total, x, a
+        return None
+
+    def head_dots(self, total: fx.Node, x: Tensor, a: Tensor) -> Tensor:
+        """That by the op for it, where it was: nobody has written into the factors since."""
+        after, self.after = self.after, total
+        found: Tensor = torch.ops.gnnfast.head_dots.default(x.flatten(1), a.reshape(1, -1), x.shape[1]).select(0, 0)
+        self.after = after if total < after else self.after
         return found
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

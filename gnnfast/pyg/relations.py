@@ -1,0 +1,249 @@
+"""Layers with a matrix for each type of edges, RGCNConv and FastRGCNConv (Schlichtkrull et al., ESWC 2018).
+
+PyG picks out the edges of each relation in each call and multiplies what they bring to all nodes, or makes a matrix for each edge.
+Here the edges of one relation that end in one node meet in a row, and one aggregation makes all rows. Most nodes have edges of a
+few relations only: there are rows for these, in the order of relations, each matrix multiplies those of its own, and a second
+aggregation sums them up at nodes. Where so little is to be multiplied that the number of operations counts, each node has rows
+of all relations, side by side, which one product multiplies by all matrices and sums up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnfast.cache import Held, cache, keep_if_captured
+from gnnfast.config import settings
+from gnnfast.dispatch.execute import aggregate
+from gnnfast.graph.checks import MOST_EDGES, MOST_NODES, usable_later
+from gnnfast.patching import class_of, is_dispatched
+from gnnfast.pyg import guards
+from gnnfast.pyg.adjacency import Listed
+from gnnfast.pyg.known import replaced_in_layer, replaced_in_relations
+from gnnfast.pyg.layers import REORDERED
+from gnnfast.pyg.verdict import check_steps
+from gnnfast.reporting import ran
+from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
+from gnnfast.unsupported import Unsupported
+
+
+class Relations(Held):
+    """The graph of edges ``into`` rows, one for each relation and node in which edges of it end, and that of rows ``onto`` nodes;
+    ``counts`` are the numbers of rows of each relation, in the order of rows. Without ``onto``, each node has a row of each
+    relation."""
+
+    def __init__(self, into: Listed, onto: Listed | None = None, counts: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.into, self.onto, self.counts = into, onto, [*counts]
+        for graph in (into,) if onto is None else (into, onto):
+            self.nbytes += graph.edges.nbytes
+            graph.edges.account, graph.edges.checked = self, True
+
+
+def make_rgcn_conv(original: FunctionType) -> Callable[..., Any]:
+    """A dispatcher for the ``forward(x, edge_index, edge_type)`` of RGCNConv, or of FastRGCNConv."""
+    known = class_of(original)
+    fast = known.__name__ == "FastRGCNConv"
+
+    def rgcn_conv(module: Any, x: Any, edge_index: Any, edge_type: Any) -> Any:
+        place, training = f"pyg {type(module).__name__}", module.training
+        try:
+            reduce = _check_layer(known, fast, module)
+            x_src, x_dst = x if type(x) is tuple and len(x) == 2 and x[1] is not None else (x, x)
+            _check_operands(module, fast, x_src, x_dst, edge_index, edge_type)
+            relations = _relations_of(module, fast, x_src, x_dst, edge_index, edge_type)
+        except Unsupported as error:
+            ran(place, "in parts", str(error))  # which say themselves how they ran
+            return NotImplemented
+        weight, numbered = _weight_of(module), x_src is None or not x_src.is_floating_point()
+        of_nodes = weight.reshape(-1, module.out_channels) if numbered else x_src
+        rows = aggregate(relations.into, of_nodes, None, reduce, place=place, ties="scatter", training=training, copies=True)
+        # In which RGCNConv sums over relations.
+        dtype = rows.dtype if fast else torch.promote_types(rows.dtype, torch.get_default_dtype())
+        if fast:
+            module.fuse = False  # as PyG's own leaves it
+        if relations.onto is None:
+            of_all = rows.view(-1, module.num_relations, rows.shape[1])
+            out = (of_all.sum(1) if numbered else of_all.flatten(1) @ weight.flatten(0, 1)).to(dtype)
+        else:
+            rows = rows if numbered else _multiplied(rows, weight, relations.counts)
+            out = aggregate(relations.onto, rows.to(dtype), None, "sum", place=place, training=training)
+        if module.root is not None:
+            nodes = torch.arange(module.in_channels_l, device=out.device) if x_dst is None else x_dst
+            out = out + (nodes @ module.root if nodes.is_floating_point() else module.root[nodes])
+        return out if module.bias is None else out + module.bias
+
+    return rgcn_conv
+
+
+def _weight_of(module: Any) -> Tensor:
+    """The matrices of all relations, ``[R, F, O]``, or ``[R, B, F / B, O / B]`` where blocks stay."""
+    weight, bases, relations = module.weight, module.num_bases, module.num_relations
+    if bases is not None:
+        return (module.comp @ weight.view(bases, -1)).view(relations, -1, module.out_channels)  # type: ignore[no-any-return]
+    if not _are_filled(weight):
+        return weight  # type: ignore[no-any-return]
+    diagonal = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
+    return torch.einsum("rbio,bc->rbico", weight, diagonal).reshape(relations, -1, module.out_channels)
+
+
+def _are_filled(weight: Tensor) -> bool:
+    """Whether blocks are multiplied as whole matrices, with zeros around them: on a GPU the gradients of batches of narrow
+    products, few and long sums, take five times as long as four times as many products."""
+    return weight.dim() == 4 and weight.is_cuda and weight.shape[1] <= FEW_BLOCKS
+
+
+FEW_BLOCKS = 8
+
+
+def _multiplied(rows: Tensor, weight: Tensor, counts: list[int]) -> Tensor:
+    """``rows [U, F]`` times the matrices of their relations."""
+    parts = [(of_one, matrix) for of_one, matrix in zip(rows.split(counts), weight.unbind()) if of_one.shape[0]]
+    if weight.dim() == 3:
+        return torch.cat([of_one @ matrix for of_one, matrix in parts])
+    blocks = [(of_one.unflatten(1, matrix.shape[:2]), matrix) for of_one, matrix in parts]
+    return torch.cat([torch.einsum("abc,bcd->abd", of_one, matrix).flatten(1) for of_one, matrix in blocks])
+
+
+def _check_layer(known: Any, fast: bool, module: Any) -> str:
+    """How edges of a relation are aggregated. Raises Unsupported if the layer is not what PyG wrote, or runs something else."""
+    import torch_geometric
+
+    own, cls, current = module.__dict__, type(module), settings()
+    reason = guards.context()
+    if not reason and (cls is not known or "propagate" in own or not is_dispatched(cls.propagate)):
+        reason = "a method is another than the layer's"
+    if reason:
+        raise Unsupported(reason)
+    steps, replaced = check_steps(module), replaced_in_layer(cls) or replaced_in_relations()
+    if replaced:
+        raise Unsupported(f"{replaced} is not the known one")
+    if own["node_dim"] != 0 or own["flow"] != "source_to_target" or current.sample != "off" or current.kernel == "sampled":
+        raise Unsupported("an option is not served")
+    if fast:
+        if own["aggr"] not in _LINEAR:
+            raise Unsupported(f"the aggregation is {own['aggr']}")
+        return _LINEAR[own["aggr"]]
+    if steps.reduce not in ("sum", "mean", "max", "min"):
+        raise Unsupported("the aggregation is none of sum, mean, max and min")
+    in_segments = torch_geometric.typing.WITH_SEGMM and torch_geometric.backend.use_segment_matmul is not False
+    if in_segments and steps.reduce != "sum" and module.num_bases is None and module.num_blocks is None:
+        raise Unsupported("with pyg-lib, PyG may aggregate over the edges of all relations at once, which is not the same")
+    return steps.reduce
+
+
+_LINEAR = {"add": "sum", "sum": "sum", "mean": "mean"}
+
+
+def _check_operands(module: Any, fast: bool, x_src: Any, x_dst: Any, edge_index: Any, edge_type: Any) -> None:
+    """Raises Unsupported if kernels do not take them, or PyG does not."""
+    weight = module.weight
+    names = {"edge_index": edge_index, "edge_type": edge_type, "weight": weight, "root": module.root, "comp": module.comp}
+    names |= {"bias": module.bias, "x": x_src, "x of destinations": x_dst}
+    for name, t in names.items():
+        if t is None and name not in ("edge_index", "edge_type"):
+            continue
+        reason = guards.operand(name, t)
+        if reason or t.device != weight.device:
+            raise Unsupported(reason or f"{name} is on {t.device}, and weights are on {weight.device}")
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.dtype not in INDEX_DTYPES:
+        raise Unsupported(f"edge_index is {edge_index.dtype} of shape {list(edge_index.shape)}")
+    if not edge_index.shape[1]:
+        raise Unsupported("there are no edges")
+    if edge_type.dtype is not torch.int64 or edge_type.shape != edge_index.shape[1:]:
+        raise Unsupported(f"edge_type is {edge_type.dtype} of shape {list(edge_type.shape)}")
+    if weight.dtype not in (REORDERED if fast else FEATURE_DTYPES):
+        raise Unsupported(f"weights are {weight.dtype}")
+    if fast and torch.is_autocast_enabled(weight.device.type):
+        raise Unsupported("autocast is on")
+    width = module.in_channels_l
+    if x_src is not None and x_src.is_floating_point():
+        if x_src.dtype is not weight.dtype or x_src.dim() != 2 or x_src.shape[1] != width or not x_dst.is_floating_point():
+            raise Unsupported("features do not fit the weights")
+    else:
+        for t in (x_src, x_dst):
+            if t is not None and (t.dtype is not torch.int64 or t.dim() != 1):
+                raise Unsupported("numbers of nodes are not one-dimensional int64")
+        if module.num_blocks is not None:
+            raise Unsupported("blocks of weights are for features")  # PyG says so
+
+
+def _relations_of(module: Any, fast: bool, x_src: Any, x_dst: Any, edge_index: Tensor, edge_type: Tensor) -> Relations:
+    """What is kept with edges and their types, and the numbers of nodes if they are given. Raises Unsupported, also if an id is out
+    of range, of which PyG says what it says."""
+    width, relations = module.in_channels_l, module.num_relations
+    of_weights = width if x_src is None or not x_src.is_floating_point() else 0
+    numbers = x_src if of_weights and not fast else None  # FastRGCNConv looks up nodes by their place instead
+    num_src = width if x_src is None else x_src.shape[0]
+    num_dst = num_src if x_dst is None else x_dst.shape[0]
+    if relations * max(of_weights, num_dst) >= MOST_NODES or max(num_src, num_dst, edge_index.shape[1]) >= MOST_EDGES:
+        raise Unsupported("there are too many nodes, relations or edges")
+    keys = (edge_index, edge_type) if numbers is None else (edge_index, edge_type, numbers)
+    rows = num_dst * relations
+    all_rows = rows <= 4 * edge_index.shape[1] and _has_all_rows(module, rows, bool(of_weights))
+    key = "relations", num_src, num_dst, relations, of_weights, all_rows
+    if guards.capturing(edge_index.device):
+        found: Any = cache.find(keys, key)
+        if found is None:
+            raise Unsupported("a CUDA graph is being captured, and its edges are not known; run once before")
+        keep_if_captured(found)
+        return found  # type: ignore[no-any-return]
+
+    def build() -> Relations:
+        with torch.no_grad(), usable_later():
+            return _build(edge_index, edge_type, numbers, num_src, num_dst, relations, of_weights, all_rows)
+
+    return cache.get(keys, key, build)  # type: ignore[no-any-return]
+
+
+def _has_all_rows(module: Any, rows: int, numbered: bool) -> bool:
+    """Whether products of all ``rows`` take less time than to start those of each relation: in dtypes that have the digits for any
+    order of a sum."""
+    weight = module.weight
+    if weight.dtype not in REORDERED or torch.is_autocast_enabled(weight.device.type):
+        return False
+    if weight.dim() == 4 and not _are_filled(weight):
+        return False
+    if weight.is_cuda:
+        return rows * max(module.in_channels_l * (not numbered), module.out_channels) * weight.element_size() <= ALL_ROWS_BYTES
+    return rows * module.out_channels * (1 if numbered else module.in_channels_l) <= ALL_ROWS_PRODUCTS
+
+
+# On an H200, where each relation takes 0.1 ms of the host, rows of as many bytes 0.1 to 0.2 in all; on a core that multiplies at
+# 50 GFLOP/s, in both passes 0.2.
+ALL_ROWS_BYTES = 64 << 20
+ALL_ROWS_PRODUCTS = 1 << 20
+
+
+def _build(
+    edge_index: Tensor,
+    edge_type: Tensor,
+    numbers: Tensor | None,
+    num_src: int,
+    num_dst: int,
+    relations: int,
+    of_weights: int,
+    all_rows: bool,
+) -> Relations:
+    src, dst = edge_index.long().unbind()
+    bounds = [(src, num_src), (dst, num_dst), (edge_type, relations)]
+    if of_weights:
+        bounds.append((src if numbers is None else numbers, of_weights))
+    wrong = [((t < 0) | (t >= size)).any() for t, size in bounds]
+    if torch.stack(wrong).any():
+        raise Unsupported("an id is out of range")
+    if of_weights:
+        src = edge_type * of_weights + (src if numbers is None else numbers[src])
+        num_src = relations * of_weights
+    if all_rows:
+        return Relations(Listed(torch.stack([src, dst * relations + edge_type]), num_src, num_dst * relations, True))
+    rows, row = torch.unique(edge_type * num_dst + dst, return_inverse=True)
+    type_of = rows.div(num_dst, rounding_mode="floor") if num_dst else rows
+    counts = tuple(torch.bincount(type_of, minlength=relations).tolist())
+    into = Listed(torch.stack([src, row]), num_src, rows.numel(), True)
+    ends = torch.stack([torch.arange(rows.numel(), device=rows.device), rows - type_of * num_dst])
+    return Relations(into, Listed(ends, rows.numel(), num_dst, True), counts)
