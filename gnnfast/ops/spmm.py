@@ -136,7 +136,8 @@ def over_degree(rowptr: Tensor, grad: Tensor) -> Tensor:
 
     # On small graphs these four ops take longer than the aggregation. A tracing compiler must see them.
     kept = derived(rowptr, dtype, make) if type(rowptr) is Tensor and not torch.compiler.is_compiling() else None
-    return (grad / (make() if kept is None else kept)).to(grad.dtype)
+    found = grad / (make() if kept is None else kept)
+    return found if found.dtype is grad.dtype else found.to(grad.dtype)
 
 
 LONG_ROW = 1024

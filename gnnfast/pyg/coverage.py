@@ -21,6 +21,7 @@ _WHOLE = {
     "gnnfast.pyg.attention": "attention",
     "gnnfast.pyg.layers": "linear parts, aggregation, bias and root",
     "gnnfast.pyg.pna": "products at nodes, all statistics in one walk over the edges; with edge features, of messages that exist",
+    "gnnfast.pyg.relational_attention": "products once for each node and type of edges, attention over all",
     "gnnfast.pyg.relations": "one aggregation over the edges of all relations, and the matrix of each",
 }
 
@@ -32,17 +33,17 @@ _SOFTENED = "sums weighted by the softmax of what its own message() makes of nod
 AS_IT_RUNS = {
     **dict.fromkeys(("FeaStConv", "GMMConv", "HypergraphConv", "SuperGATConv"), _WEIGHTED),
     "GENConv": _SOFTENED,
-    "HANConv": _ATTENTION,
+    **dict.fromkeys(("HANConv", "HGTConv"), _ATTENTION),
     **dict.fromkeys(("CGConv", "FiLMConv", "LEConv", "PointTransformerConv", "ResGatedGraphConv"), _GATES),
 }
 
 # What keeps the message() of others from being taken apart.
-_PAIRS, _MATRIX = "a network of what both ends of an edge have", "a matrix for each edge"
+_PAIRS = "a network of what both ends of an edge have"
 _SOFTMAX = "a softmax within it"
 WHY = {
     **dict.fromkeys(("DynamicEdgeConv", "EdgeConv", "PPFConv", "PointGNNConv", "PointNetConv"), _PAIRS),
-    **dict.fromkeys(("NNConv", "RGATConv"), _MATRIX),
-    **dict.fromkeys(("HEATConv", "HGTConv", "LPAttLayer"), _SOFTMAX),
+    "NNConv": "a matrix for each edge",
+    **dict.fromkeys(("HEATConv", "LPAttLayer"), _SOFTMAX),
     "DNAConv": "attention over the layers before, for each edge",
     "GATEConv": "linear layers within it",
     "EGConv": "several reductions of the same rows",

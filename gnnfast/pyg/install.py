@@ -26,11 +26,12 @@ from gnnfast.pyg.attention import (
 )
 from gnnfast.pyg.general import make_scatter
 from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG, make_gin_conv, make_gine_conv, make_layer, make_linear
-from gnnfast.pyg.loops import flipped, make_add_self_loops, make_in_place, make_remove_self_loops
+from gnnfast.pyg.loops import flipped, make_add_self_loops, make_in_place, make_remove_self_loops, make_side_by_side
 from gnnfast.pyg.norm import make_gcn_norm, make_laplacian, make_normalising
 from gnnfast.pyg.pna import make_pna_conv
 from gnnfast.pyg.propagate import generic, propagate
-from gnnfast.pyg.relations import make_rgcn_conv
+from gnnfast.pyg.relational_attention import make_rgat_conv
+from gnnfast.pyg.relations import make_hetero_linear, make_rgcn_conv
 from gnnfast.pyg.sparse import make_spmm
 
 MESSAGE_PASSING = "torch_geometric.nn.conv.message_passing"
@@ -70,6 +71,7 @@ PATCHES = (
     Patch("torch_geometric.nn.conv.gin_conv", "GINEConv.forward", ("8ccc1723b4a8",), make_gine_conv),
     Patch("torch_geometric.nn.conv.graph_conv", "GraphConv.forward", ("a5a154f3a5b6",), make_layer(GRAPH)),
     Patch("torch_geometric.nn.conv.pna_conv", "PNAConv.forward", ("cb44563fb49f",), make_pna_conv),
+    Patch("torch_geometric.nn.conv.rgat_conv", "RGATConv.forward", ("2ebd0da8a8d7", "c1b0cd38fa87"), make_rgat_conv),
     Patch("torch_geometric.nn.conv.rgcn_conv", "RGCNConv.forward", ("727bf68d5844",), make_rgcn_conv),
     Patch("torch_geometric.nn.conv.rgcn_conv", "FastRGCNConv.forward", ("ae57d59d6d35",), make_rgcn_conv),
     Patch("torch_geometric.nn.conv.sage_conv", "SAGEConv.forward", ("5fe530548373",), make_layer(SAGE)),
@@ -92,10 +94,12 @@ PATCHES = (
     Patch("torch_geometric.nn.conv.ssg_conv", "SSGConv.forward", ("d7dd15bb214b", "f95c3a995a9f"), make_normalising),
     Patch("torch_geometric.nn.conv.tag_conv", "TAGConv.forward", ("340db079cbd4",), make_normalising),
     Patch("torch_geometric.nn.dense.linear", "Linear.forward", ("c9e4758257f3",), make_linear),
+    Patch("torch_geometric.nn.dense.linear", "HeteroLinear.forward_naive", ("eac42818506e",), make_hetero_linear),
     Patch("torch_geometric.utils._scatter", "scatter", ("b1128e34b90a", "7626d94c6de9", "ede961baa469"), make_scatter),
     Patch("torch_geometric.utils._softmax", "softmax", ("5ecf982d48a1", "55544420bbc1"), make_softmax),
     Patch("torch_geometric.utils.loop", "remove_self_loops", ("12c556171121",), make_remove_self_loops),
     Patch("torch_geometric.utils.loop", "add_self_loops", ("5f60298e16ef",), make_add_self_loops),
+    Patch("torch_geometric.utils.hetero", "construct_bipartite_edge_index", ("cd4caf550aa6",), make_side_by_side),
     Patch("torch_geometric.utils._spmm", "spmm", ("21242ae8226b", "6084961fda11"), make_spmm),
 )
 MODULES = tuple(dict.fromkeys([MESSAGE_PASSING, *(patch.module for patch in PATCHES)]))

@@ -29,7 +29,7 @@ _GAT, _GATV2 = "torch_geometric.nn.conv.gat_conv", "torch_geometric.nn.conv.gatv
 _TRANSFORMER = "torch_geometric.nn.conv.transformer_conv"
 _GIN = "torch_geometric.nn.conv.gin_conv"
 _AGNN, _FA = "torch_geometric.nn.conv.agnn_conv", "torch_geometric.nn.conv.fa_conv"
-_RGCN = "torch_geometric.nn.conv.rgcn_conv"
+_RGCN, _RGAT = "torch_geometric.nn.conv.rgcn_conv", "torch_geometric.nn.conv.rgat_conv"
 _AGGR = "torch_geometric.nn.aggr."
 _INSPECTOR = "torch_geometric.inspector"
 
@@ -82,6 +82,8 @@ FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
     (_RGCN, "RGCNConv.message"): ("315350e40a5e",),
     (_RGCN, "FastRGCNConv.message"): ("6ad5298362ee",),
     (_RGCN, "FastRGCNConv.aggregate"): ("9c9e30c74fd7",),
+    (_RGAT, "RGATConv.message"): ("d82475235dbc",),
+    (_RGAT, "RGATConv.update"): ("572690c58154",),
     (_UTILS + "_one_hot", "one_hot"): ("d9714ae37169",),
 }
 TRANSFORMER = _TRANSFORMER, "TransformerConv.message"
@@ -123,6 +125,7 @@ _BY_RELATIONS = (
     (_RGCN, "masked_edge_index", (_RGCN, "masked_edge_index")),
     (_RGCN, "one_hot", (_UTILS + "_one_hot", "one_hot")),
     (_RGCN, "scatter", (_UTILS + "_scatter", "scatter")),
+    (_RGAT, "scatter", (_UTILS + "_scatter", "scatter")),
     (_UTILS + "_scatter", "broadcast", (_UTILS + "_scatter", "broadcast")),
 )
 
@@ -133,6 +136,7 @@ _IN = {
     _GATV2: ("softmax", "remove_self_loops", "add_self_loops"),
     _TRANSFORMER: ("softmax",),
     _AGNN: ("softmax", "remove_self_loops", "add_self_loops"),
+    _RGAT: ("softmax",),
 }
 _BY_SOFTMAX = (
     (_UTILS + "_softmax", "scatter", (_UTILS + "_scatter", "scatter")),
@@ -234,7 +238,7 @@ def replaced_in_laplacian() -> str:
 
 
 def replaced_in_relations() -> str:
-    """The same of what RGCNConv and FastRGCNConv call."""
+    """The same of what RGCNConv, FastRGCNConv and RGATConv call."""
     return _ask(_BY_RELATIONS)
 
 

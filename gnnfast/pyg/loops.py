@@ -1,6 +1,6 @@
-"""Self loops that layers remove and add in every forward pass, and edges that they turn around: remembered with the user's
-``edge_index`` from its second use on. Users get copies, which are known to equal what is kept, so that the graph of these is found
-again."""
+"""Self loops that layers remove and add in every forward pass, edges that they turn around, and those of several types that they
+put side by side: remembered with the user's ``edge_index`` from its second use on. Users get copies, which are known to equal what
+is kept, so that the graph of these is found again."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def flipped(edge_index: Any, layer: Any) -> Any:
         with usable_later():
             return edge_index.flip([0])
 
-    kept = _kept(edge_index, "flipped", make)
+    kept = _kept((edge_index,), "flipped", make)
     if kept is None:
         return edge_index.flip([0])
     forward: Any = getattr(type(layer), "forward", None)
@@ -73,6 +73,45 @@ def flipped(edge_index: Any, layer: Any) -> Any:
     if of_pyg and not any(module_hooks(layer.__dict__)) and not any(global_hooks) and keeps_to_itself(layer, type(layer)):
         return kept
     return _copy(kept)
+
+
+def make_side_by_side(original: FunctionType) -> Callable[..., Any]:
+    """A dispatcher for ``construct_bipartite_edge_index(edge_index_dict, src_offset_dict, dst_offset_dict, edge_attr_dict,
+    num_nodes)``, which HGTConv calls: edges of all types, with ids that count the nodes of all."""
+
+    def side_by_side(edges: Any, src_offsets: Any, dst_offsets: Any, attributes: Any, num_nodes: Any) -> Any:
+        try:
+            listed = tuple(edges[name] for name in src_offsets)
+            offsets = tuple((src, dst_offsets[name[-1]]) for name, src in src_offsets.items())
+            of_edges = None if attributes is None else [_of_type(attributes, name) for name in src_offsets]
+        except (AttributeError, KeyError, IndexError, TypeError):  # PyG raises its own
+            return NotImplemented
+        if not listed or any(type(n) is not int for pair in offsets for n in pair) or not _are_known(listed):
+            return NotImplemented
+
+        def make() -> Tensor:
+            return _made(original, edges, src_offsets, dst_offsets, None, num_nodes)
+
+        kept = _kept(listed, ("side by side", offsets), make)
+        if kept is None:
+            return NotImplemented
+        if of_edges is None:
+            return _copy(kept), None
+        counts = [edge_index.shape[1] for edge_index in listed]
+        rows = [t if t.size(0) == n else t.expand(n, -1) for t, n in zip(of_edges, counts)]
+        return _copy(kept), torch.cat(rows, dim=0)
+
+    return side_by_side
+
+
+def _of_type(attributes: Any, name: Any) -> Any:
+    return attributes["__".join(name) if isinstance(attributes, torch.nn.ParameterDict) else name]
+
+
+def _are_known(listed: tuple[Any, ...]) -> bool:
+    """Whether all of several were used before, and can be put side by side."""
+    known = [_is_known(edge_index) for edge_index in listed]  # each of which is now met
+    return all(known) and len({(edge_index.dtype, edge_index.device) for edge_index in listed}) == 1
 
 
 def with_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
@@ -123,11 +162,11 @@ def _made(original: FunctionType, *arguments: Any) -> Tensor:
         return original(*arguments)[0]  # type: ignore[no-any-return]
 
 
-def _kept(edge_index: Tensor, key: Hashable, make: Callable[[], Tensor]) -> Tensor | None:
-    """What is made of an ``edge_index`` once; ``None`` if it would be made while a CUDA graph is captured."""
-    if not guards.capturing(edge_index.device):
-        return cache.get((edge_index,), key, make)  # type: ignore[no-any-return]
-    kept: Tensor | None = cache.find((edge_index,), key)
+def _kept(of: tuple[Tensor, ...], key: Hashable, make: Callable[[], Tensor]) -> Tensor | None:
+    """What is made of each ``edge_index`` once; ``None`` if it would be made while a CUDA graph is captured."""
+    if not guards.capturing(of[0].device):
+        return cache.get(of, key, make)  # type: ignore[no-any-return]
+    kept: Tensor | None = cache.find(of, key)
     if kept is not None:
         keep_if_captured(kept)
     return kept
@@ -141,5 +180,5 @@ def _copy(kept: Tensor) -> Tensor:
 
 def _copy_of_kept(edge_index: Tensor, key: Hashable, make: Callable[[], Tensor]) -> Any:
     """A copy of that, and no attributes of edges."""
-    kept = _kept(edge_index, key, make)
+    kept = _kept((edge_index,), key, make)
     return NotImplemented if kept is None else (_copy(kept), None)  # PyG's own would wait for the device

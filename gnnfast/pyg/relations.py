@@ -9,7 +9,8 @@ of all relations, side by side, which one product multiplies by all matrices and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -25,7 +26,7 @@ from gnnfast.pyg import guards
 from gnnfast.pyg.adjacency import Listed
 from gnnfast.pyg.known import replaced_in_layer, replaced_in_relations
 from gnnfast.pyg.layers import REORDERED
-from gnnfast.pyg.verdict import check_steps
+from gnnfast.pyg.verdict import Steps, check_steps
 from gnnfast.reporting import ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
@@ -38,7 +39,7 @@ class Relations(Held):
 
     def __init__(self, into: Listed, onto: Listed | None = None, counts: tuple[int, ...] = ()) -> None:
         super().__init__()
-        self.into, self.onto, self.counts = into, onto, [*counts]
+        self.into, self.onto, self.counts = into, onto, counts
         for graph in (into,) if onto is None else (into, onto):
             self.nbytes += graph.edges.nbytes
             graph.edges.account, graph.edges.checked = self, True
@@ -52,7 +53,7 @@ def make_rgcn_conv(original: FunctionType) -> Callable[..., Any]:
     def rgcn_conv(module: Any, x: Any, edge_index: Any, edge_type: Any) -> Any:
         place, training = f"pyg {type(module).__name__}", module.training
         try:
-            reduce = _check_layer(known, fast, module)
+            reduce = _reduction(known, fast, module)
             x_src, x_dst = x if type(x) is tuple and len(x) == 2 and x[1] is not None else (x, x)
             _check_operands(module, fast, x_src, x_dst, edge_index, edge_type)
             relations = _relations_of(module, fast, x_src, x_dst, edge_index, edge_type)
@@ -70,7 +71,7 @@ def make_rgcn_conv(original: FunctionType) -> Callable[..., Any]:
             of_all = rows.view(-1, module.num_relations, rows.shape[1])
             out = (of_all.sum(1) if numbered else of_all.flatten(1) @ weight.flatten(0, 1)).to(dtype)
         else:
-            rows = rows if numbered else _multiplied(rows, weight, relations.counts)
+            rows = rows if numbered else multiplied(rows, weight, relations.counts)
             out = aggregate(relations.onto, rows.to(dtype), None, "sum", place=place, training=training)
         if module.root is not None:
             nodes = torch.arange(module.in_channels_l, device=out.device) if x_dst is None else x_dst
@@ -80,18 +81,45 @@ def make_rgcn_conv(original: FunctionType) -> Callable[..., Any]:
     return rgcn_conv
 
 
+def make_hetero_linear(original: FunctionType) -> Callable[..., Any]:
+    """A dispatcher for ``HeteroLinear.forward_naive(x, type_ptr)``, which HGTConv and HEATConv run without pyg-lib: rows in order
+    of their types, of which each has a matrix. PyG writes what they make into one tensor, for whose gradient autograd copies the
+    whole once for each type, and asks the device where each begins."""
+
+    def forward_naive(module: Any, x: Any, type_ptr: Any) -> Any:
+        weight = module.weight
+        if any(guards.operand(name, t) for name, t in (("x", x), ("weight", weight), ("type_ptr", type_ptr))) or guards.context():
+            return NotImplemented
+        if x.dim() != 2 or x.dtype is not weight.dtype or x.device != weight.device or type_ptr.dim() != 1:
+            return NotImplemented
+        if torch.is_autocast_enabled(x.device.type) or guards.capturing(x.device):
+            return NotImplemented
+        bounds = type_ptr.tolist()
+        counts = [end - begin for begin, end in itertools.pairwise(bounds)]
+        if len(counts) != weight.shape[0] or min(counts, default=0) < 0 or bounds[0] or bounds[-1] != x.shape[0] or not bounds[-1]:
+            return NotImplemented
+        return multiplied(x, weight, counts)
+
+    return forward_naive
+
+
 def _weight_of(module: Any) -> Tensor:
     """The matrices of all relations, ``[R, F, O]``, or ``[R, B, F / B, O / B]`` where blocks stay."""
     weight, bases, relations = module.weight, module.num_bases, module.num_relations
     if bases is not None:
         return (module.comp @ weight.view(bases, -1)).view(relations, -1, module.out_channels)  # type: ignore[no-any-return]
-    if not _are_filled(weight):
-        return weight  # type: ignore[no-any-return]
+    return filled(weight)
+
+
+def filled(weight: Tensor) -> Tensor:
+    """Blocks ``[R, B, F / B, O / B]`` as the matrices ``[R, F, O]``, if they are multiplied as such."""
+    if not are_filled(weight):
+        return weight
     diagonal = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
-    return torch.einsum("rbio,bc->rbico", weight, diagonal).reshape(relations, -1, module.out_channels)
+    return torch.einsum("rbio,bc->rbico", weight, diagonal).flatten(3, 4).flatten(1, 2)
 
 
-def _are_filled(weight: Tensor) -> bool:
+def are_filled(weight: Tensor) -> bool:
     """Whether blocks are multiplied as whole matrices, with zeros around them: on a GPU the gradients of batches of narrow
     products, few and long sums, take five times as long as four times as many products."""
     return weight.dim() == 4 and weight.is_cuda and weight.shape[1] <= FEW_BLOCKS
@@ -100,19 +128,17 @@ def _are_filled(weight: Tensor) -> bool:
 FEW_BLOCKS = 8
 
 
-def _multiplied(rows: Tensor, weight: Tensor, counts: list[int]) -> Tensor:
+def multiplied(rows: Tensor, weight: Tensor, counts: Sequence[int]) -> Tensor:
     """``rows [U, F]`` times the matrices of their relations."""
-    parts = [(of_one, matrix) for of_one, matrix in zip(rows.split(counts), weight.unbind()) if of_one.shape[0]]
+    parts = [(of_one, matrix) for of_one, matrix in zip(rows.split([*counts]), weight.unbind()) if of_one.shape[0]]
     if weight.dim() == 3:
         return torch.cat([of_one @ matrix for of_one, matrix in parts])
     blocks = [(of_one.unflatten(1, matrix.shape[:2]), matrix) for of_one, matrix in parts]
     return torch.cat([torch.einsum("abc,bcd->abd", of_one, matrix).flatten(1) for of_one, matrix in blocks])
 
 
-def _check_layer(known: Any, fast: bool, module: Any) -> str:
-    """How edges of a relation are aggregated. Raises Unsupported if the layer is not what PyG wrote, or runs something else."""
-    import torch_geometric
-
+def check_layer(known: Any, module: Any) -> Steps:
+    """What a layer with types of edges runs. Raises Unsupported if it is not what PyG wrote, or is asked for something else."""
     own, cls, current = module.__dict__, type(module), settings()
     reason = guards.context()
     if not reason and (cls is not known or "propagate" in own or not is_dispatched(cls.propagate)):
@@ -124,6 +150,14 @@ def _check_layer(known: Any, fast: bool, module: Any) -> str:
         raise Unsupported(f"{replaced} is not the known one")
     if own["node_dim"] != 0 or own["flow"] != "source_to_target" or current.sample != "off" or current.kernel == "sampled":
         raise Unsupported("an option is not served")
+    return steps
+
+
+def _reduction(known: Any, fast: bool, module: Any) -> str:
+    """How edges of a relation are aggregated. Raises Unsupported."""
+    import torch_geometric
+
+    steps, own = check_layer(known, module), module.__dict__
     if fast:
         if own["aggr"] not in _LINEAR:
             raise Unsupported(f"the aggregation is {own['aggr']}")
@@ -136,26 +170,29 @@ def _check_layer(known: Any, fast: bool, module: Any) -> str:
     return steps.reduce
 
 
-_LINEAR = {"add": "sum", "sum": "sum", "mean": "mean"}
-
-
-def _check_operands(module: Any, fast: bool, x_src: Any, x_dst: Any, edge_index: Any, edge_type: Any) -> None:
-    """Raises Unsupported if kernels do not take them, or PyG does not."""
-    weight = module.weight
-    names = {"edge_index": edge_index, "edge_type": edge_type, "weight": weight, "root": module.root, "comp": module.comp}
-    names |= {"bias": module.bias, "x": x_src, "x of destinations": x_dst}
+def check_tensors(edge_index: Any, edge_type: Any, others: dict[str, Any]) -> None:
+    """Raises Unsupported unless edges and their types are what kernels take; ``others`` are with them, or ``None``."""
+    names = {"edge_index": edge_index, "edge_type": edge_type} | {name: t for name, t in others.items() if t is not None}
     for name, t in names.items():
-        if t is None and name not in ("edge_index", "edge_type"):
-            continue
         reason = guards.operand(name, t)
-        if reason or t.device != weight.device:
-            raise Unsupported(reason or f"{name} is on {t.device}, and weights are on {weight.device}")
+        if reason or t.device != edge_index.device:
+            raise Unsupported(reason or f"{name} is on {t.device}, and edge_index is on {edge_index.device}")
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.dtype not in INDEX_DTYPES:
         raise Unsupported(f"edge_index is {edge_index.dtype} of shape {list(edge_index.shape)}")
     if not edge_index.shape[1]:
         raise Unsupported("there are no edges")
     if edge_type.dtype is not torch.int64 or edge_type.shape != edge_index.shape[1:]:
         raise Unsupported(f"edge_type is {edge_type.dtype} of shape {list(edge_type.shape)}")
+
+
+_LINEAR = {"add": "sum", "sum": "sum", "mean": "mean"}
+
+
+def _check_operands(module: Any, fast: bool, x_src: Any, x_dst: Any, edge_index: Any, edge_type: Any) -> None:
+    """Raises Unsupported if kernels do not take them, or PyG does not."""
+    weight = module.weight
+    parts = {name: getattr(module, name) for name in ("weight", "root", "comp", "bias")}
+    check_tensors(edge_index, edge_type, {**parts, "x": x_src, "x of destinations": x_dst})
     if weight.dtype not in (REORDERED if fast else FEATURE_DTYPES):
         raise Unsupported(f"weights are {weight.dtype}")
     if fast and torch.is_autocast_enabled(weight.device.type):
@@ -186,18 +223,24 @@ def _relations_of(module: Any, fast: bool, x_src: Any, x_dst: Any, edge_index: T
     rows = num_dst * relations
     all_rows = rows <= 4 * edge_index.shape[1] and _has_all_rows(module, rows, bool(of_weights))
     key = "relations", num_src, num_dst, relations, of_weights, all_rows
-    if guards.capturing(edge_index.device):
-        found: Any = cache.find(keys, key)
+    make = lambda: _build(edge_index, edge_type, numbers, num_src, num_dst, relations, of_weights, all_rows)  # noqa: E731
+    return kept_with_edges(keys, key, make)  # type: ignore[no-any-return]
+
+
+def kept_with_edges(keys: tuple[Tensor, ...], key: tuple[object, ...], make: Callable[[], Any]) -> Any:
+    """What is made of edges, their types and other tensors once. Raises Unsupported."""
+    if guards.capturing(keys[0].device):
+        found = cache.find(keys, key)
         if found is None:
             raise Unsupported("a CUDA graph is being captured, and its edges are not known; run once before")
         keep_if_captured(found)
-        return found  # type: ignore[no-any-return]
+        return found
 
-    def build() -> Relations:
+    def build() -> Any:
         with torch.no_grad(), usable_later():
-            return _build(edge_index, edge_type, numbers, num_src, num_dst, relations, of_weights, all_rows)
+            return make()
 
-    return cache.get(keys, key, build)  # type: ignore[no-any-return]
+    return cache.get(keys, key, build)
 
 
 def _has_all_rows(module: Any, rows: int, numbered: bool) -> bool:
@@ -206,7 +249,7 @@ def _has_all_rows(module: Any, rows: int, numbered: bool) -> bool:
     weight = module.weight
     if weight.dtype not in REORDERED or torch.is_autocast_enabled(weight.device.type):
         return False
-    if weight.dim() == 4 and not _are_filled(weight):
+    if weight.dim() == 4 and not are_filled(weight):
         return False
     if weight.is_cuda:
         return rows * max(module.in_channels_l * (not numbered), module.out_channels) * weight.element_size() <= ALL_ROWS_BYTES
@@ -233,17 +276,27 @@ def _build(
     bounds = [(src, num_src), (dst, num_dst), (edge_type, relations)]
     if of_weights:
         bounds.append((src if numbers is None else numbers, of_weights))
-    wrong = [((t < 0) | (t >= size)).any() for t, size in bounds]
-    if torch.stack(wrong).any():
-        raise Unsupported("an id is out of range")
+    check_bounds(bounds)
     if of_weights:
         src = edge_type * of_weights + (src if numbers is None else numbers[src])
         num_src = relations * of_weights
     if all_rows:
         return Relations(Listed(torch.stack([src, dst * relations + edge_type]), num_src, num_dst * relations, True))
-    rows, row = torch.unique(edge_type * num_dst + dst, return_inverse=True)
-    type_of = rows.div(num_dst, rounding_mode="floor") if num_dst else rows
-    counts = tuple(torch.bincount(type_of, minlength=relations).tolist())
-    into = Listed(torch.stack([src, row]), num_src, rows.numel(), True)
-    ends = torch.stack([torch.arange(rows.numel(), device=rows.device), rows - type_of * num_dst])
-    return Relations(into, Listed(ends, rows.numel(), num_dst, True), counts)
+    row, node, counts = rows_there_are(dst, edge_type, num_dst, relations)
+    into = Listed(torch.stack([src, row]), num_src, node.numel(), True)
+    ends = torch.stack([torch.arange(node.numel(), device=row.device), node])
+    return Relations(into, Listed(ends, node.numel(), num_dst, True), counts)
+
+
+def check_bounds(bounds: list[tuple[Tensor, int]]) -> None:
+    """Raises Unsupported unless all ids are below their bound."""
+    if torch.stack([((ids < 0) | (ids >= size)).any() for ids, size in bounds]).any():
+        raise Unsupported("an id is out of range")
+
+
+def rows_there_are(ids: Tensor, types: Tensor, num_nodes: int, relations: int) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """A row for each relation and node that edges have, in the order of relations: that of each edge, the node of each, and how
+    many each relation has."""
+    rows, row = torch.unique(types * num_nodes + ids, return_inverse=True)
+    type_of = rows.div(num_nodes, rounding_mode="floor") if num_nodes else rows
+    return row, rows - type_of * num_nodes, tuple(torch.bincount(type_of, minlength=relations).tolist())

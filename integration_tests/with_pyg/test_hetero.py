@@ -6,6 +6,9 @@ import pytest
 import torch
 from comparison import compare, same
 
+import gnnfast
+from gnnfast.cache import cache
+
 pyg = pytest.importorskip("torch_geometric", reason="PyG is not installed")
 from torch_geometric import nn  # noqa: E402
 from torch_geometric.data import HeteroData  # noqa: E402
@@ -170,6 +173,55 @@ def test_attention_over_all_types(make, lazy, edges, device):
         model = make(-1 if lazy else WIDTHS, 8, data.metadata(), heads=2)
         data = graph(edges={edge: count for edge, count in EDGES.items() if edge not in (HAS, OF, KNOWS)})
     check(model, device, data)
+
+
+def test_edges_side_by_side_are_found_again(device):
+    """HGTConv makes one graph of all types in each call."""
+    data = graph().to(device)
+    layer, first = (nn.HGTConv(WIDTHS, 8, data.metadata(), heads=2).double().to(device) for _ in range(2))
+    features = [data[name].x for name in NODES]
+    for model in (first, layer):
+        steps = Steps(model, data.edge_index_dict).to(device)
+        compare(steps, *features, repeats=3, tolerance=1e-9)
+    made = len(cache), cache.misses
+    for _ in range(3):
+        steps(*features)
+    assert len(cache) == made[0] and cache.misses <= made[1] + 2 * 3  # a copy, and its graph, which is the one that there was
+    data[CITES].edge_index[0, 5:90] = 3
+    compare(steps, *features, repeats=3, tolerance=1e-9)
+
+
+def test_edges_side_by_side_are_the_users_own(device):
+    from torch_geometric.utils.hetero import construct_bipartite_edge_index as side_by_side
+
+    data = graph().to(device)
+    edges, weights = data.edge_index_dict, {edge: torch.randn(1, 2, device=device, requires_grad=True) for edge in EDGES}
+    weights[HAS] = torch.randn(EDGES[HAS], 2, device=device)
+    sources, targets = dict(zip(EDGES, range(0, 600, 100))), dict(zip(NODES, range(0, 300, 100)))
+
+    def expected(*arguments):
+        gnnfast.disable()
+        found = side_by_side(*arguments)
+        gnnfast.enable()
+        return found
+
+    for change in range(8):
+        of_edges = None if change == 5 else weights
+        sources[WRITES] = 7 * (change // 3)
+        found, right = (call(edges, sources, targets, of_edges, 900) for call in (side_by_side, expected))
+        assert torch.equal(found[0], right[0]) and found[0].dtype is right[0].dtype
+        found[0].zero_()
+        if of_edges is None:
+            assert found[1] is None
+            continue
+        assert torch.equal(found[1], right[1])
+        grads = [torch.autograd.grad(t.square().sum(), weights[CITES])[0] for t in (found[1], right[1])]
+        torch.testing.assert_close(*grads)
+        if change == 6:
+            edges[OF][1, :3] = 1
+    for wrong in ({**sources, "no such type": 1}, {**sources, WRITES: "1"}):
+        with pytest.raises((KeyError, TypeError)):
+            side_by_side(edges, wrong, targets)
 
 
 class Relational(torch.nn.Module):

@@ -289,6 +289,37 @@ def test_copies(device):
     assert torch.equal(copy.deepcopy(layer)(x, edge_index, types), out)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("order", ["sorted", "known to be sorted", "any"])
+def test_linear_layers_of_types(order, bias, device):
+    """Rows of types of which some have none, and of one type alone."""
+    x = torch.randn(40, F, dtype=torch.float64, device=device)
+    layer = nn.HeteroLinear(F, OUT, R, is_sorted=order == "known to be sorted", bias=bias).double()
+    for types in (torch.tensor([0, 3, 3, 1]).repeat(10), torch.full((40,), R - 1), torch.arange(40) % R):
+        types = (types if order == "any" else types.sort().values).to(device)
+        compare(layer, x, types, tolerance=1e-12)
+    compare(layer, x[:0], types[:0], tolerance=1e-12)
+    few = types.sort().values[:7]
+    assert torch.autograd.gradgradcheck(lambda x: layer(x, few), x[:7].requires_grad_())
+    layer.float()
+    with torch.autocast(device.type, torch.bfloat16):
+        found, expected, _ = both(lambda: layer(x.detach().float(), types))
+    assert found.dtype is expected.dtype is torch.float32 and relative_error(found, expected) < 3e-2
+
+
+def test_linear_layers_of_types_are_served(monkeypatch, device):
+    from gnnfast.pyg import relations
+
+    asked, multiplied = [], relations.multiplied
+    monkeypatch.setattr(relations, "multiplied", lambda *given: asked.append(given[2]) or multiplied(*given))
+    x, types = torch.randn(6, F, device=device), torch.tensor([0, 2, 2, 2, 3, 3], device=device)
+    layer = nn.HeteroLinear(F, OUT, R, bias=False).to(device)
+    layer(x, types)
+    assert asked == [[1, 0, 3, 2, 0]]
+    layer(x, types + 2)  # of types that there are not, PyG leaves rows as they were
+    assert len(asked) == 1
+
+
 def test_memory():
     """Rows of relations that a node has no edges of take none."""
     if not torch.cuda.is_available():

@@ -24,6 +24,7 @@ TRACED: dict[str, Callable[[FunctionType], Callable[..., Any]]] = {
     "remove_self_loops": make_stopping,
     "ChebConv.__norm__": make_stopping,
     "MFConv.forward": make_stopping,
+    "RGATConv.forward": make_apart,
     "RGCNConv.forward": make_apart,
     "FastRGCNConv.forward": make_apart,
     "GCNConv.forward": make_layer(GCN),

@@ -85,8 +85,8 @@ def make_stopping(original: FunctionType) -> Callable[..., Any]:
 
 
 def make_apart(original: FunctionType) -> Callable[..., Any]:
-    """What is traced for RGCNConv, at which the compiler stops, and FastRGCNConv, of which it makes a matrix for each edge: they
-    run uncompiled, unless it must not stop."""
+    """What is traced for RGCNConv, at which the compiler stops, and FastRGCNConv and RGATConv, of which it makes a matrix for each
+    edge: they run uncompiled, unless it must not stop."""
     uncompiled = _uncompiled(original)
 
     def apart(*arguments: Any) -> Any:

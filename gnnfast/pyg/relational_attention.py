@@ -1,0 +1,235 @@
+"""RGATConv (Busbridge et al., "Relational Graph Attention Networks", 2019): attention over edges that have types.
+
+PyG makes a matrix for each edge, and multiplies the features at both of its ends. Here features are multiplied once for each node
+and type of edges that begin there, of those at the other end only what their scores need, and edges carry what there is in these
+rows: scores are numbers for each edge and head, and messages never exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnfast.cache import Held
+from gnnfast.config import settings
+from gnnfast.dispatch import edges
+from gnnfast.dispatch.execute import aggregate, softmax
+from gnnfast.dispatch.select import cannot_win
+from gnnfast.graph.checks import MOST_EDGES, MOST_NODES
+from gnnfast.graph.formats import BY_DST, BY_SRC
+from gnnfast.patching import class_of
+from gnnfast.pyg import guards
+from gnnfast.pyg.adjacency import Listed
+from gnnfast.pyg.known import replaced_in_attention
+from gnnfast.pyg.layers import REORDERED, is_product
+from gnnfast.pyg.relations import (
+    are_filled,
+    check_bounds,
+    check_layer,
+    check_tensors,
+    filled,
+    kept_with_edges,
+    multiplied,
+    rows_there_are,
+)
+from gnnfast.reporting import ran
+from gnnfast.unsupported import Unsupported
+
+ADDITIVE, MULTIPLICATIVE = "additive-self-attention", "multiplicative-self-attention"
+ACROSS, WITHIN = "across-relation", "within-relation"
+
+
+class Rows(NamedTuple):
+    """A row for each type of edges and node: of each ``edge``, ``[E]``; ``of_nodes`` is the graph of nodes to their rows, in the
+    order of types, of which each has as many as ``counts`` says. Without it each node has a row of each type."""
+
+    edge: Tensor
+    number: int
+    of_nodes: Listed | None = None
+    counts: tuple[int, ...] = ()
+
+
+class Attended(Held):
+    """Edges from rows of sources ``onto`` nodes, and ``within`` types, to rows of destinations."""
+
+    def __init__(self, src: Rows, dst: Rows, nodes: Tensor, num_nodes: int) -> None:
+        super().__init__()
+        self.src, self.dst = src, dst
+        onto = self.onto = Listed(torch.stack([src.edge, nodes]), src.number, num_nodes, True)
+        within = self.within = Listed(torch.stack([src.edge, dst.edge]), src.number, dst.number, True)
+        ids = within.edge_index
+        self.ends = edges.Ends(ids[1], ids[0], lambda: within)
+        for graph in (onto, within, src.of_nodes, dst.of_nodes):
+            if graph is not None:
+                self.nbytes += graph.edges.nbytes
+                graph.edges.account, graph.edges.checked = self, True
+
+
+def make_rgat_conv(original: FunctionType) -> Callable[..., Any]:
+    """A dispatcher for ``RGATConv.forward(x, edge_index, edge_type, edge_attr, size, return_attention_weights)``."""
+    known = class_of(original)
+
+    def rgat_conv(module: Any, x: Any, edge_index: Any, edge_type: Any, edge_attr: Any, size: Any, asked: Any) -> Any:
+        place = f"pyg {type(module).__name__}"
+        try:
+            _check(known, module, x, edge_index, edge_type, edge_attr, size)
+            if _is_small(module, x, edge_type):
+                raise Unsupported("too small to gain")
+            attended = _attended(module, x.shape[0], edge_index, edge_type)
+        except Unsupported as error:
+            ran(place, "in parts", str(error))
+            return NotImplemented
+        weight, heads = _weight_of(module), module.heads
+        values = _product(attended.src, x, weight, place)
+        keys = values @ module.k
+        of_edges = None if edge_attr is None else _scores_of_edges(module, edge_attr)
+        alpha = _softmax(module, attended, _queries(attended.dst, x, weight, module.q, place), keys, of_edges, place)
+        shares = _modified(module, attended.onto, alpha, edge_index[1])
+        how: Any = dict(place=place, training=module.training)
+        out = aggregate(attended.onto, values, shares, "sum", **how).view(-1, heads, module.out_channels)
+        if module.mod == "additive":
+            out = out + module.w * aggregate(attended.onto, values, None, "sum", **how).view_as(out)
+        elif module.mod == "scaled":
+            degree = module.activation(_degree(attended.onto, alpha) @ module.l1 + module.b1)
+            out = out * (degree @ module.l2 + module.b2).unsqueeze(1)
+        out = out.flatten(1) if module.concat is True else out.mean(dim=1)
+        out = out if module.bias is None else out + module.bias
+        return (out, (edge_index, alpha)) if isinstance(asked, bool) else out
+
+    return rgat_conv
+
+
+def _weight_of(module: Any) -> Tensor:
+    """The matrices of all types, ``[R, F, O]``, or ``[R, B, F / B, O / B]`` where blocks stay."""
+    if module.num_bases is None:
+        return filled(module.weight)
+    bases = module.basis.view(module.num_bases, -1)
+    return (module.att @ bases).view(module.num_relations, module.in_channels, -1)  # type: ignore[no-any-return]
+
+
+def _product(rows: Rows, x: Tensor, weight: Tensor, place: str) -> Tensor:
+    """The features of each row's node times the matrix of its type: ``[rows, O]``."""
+    if rows.of_nodes is not None:
+        return multiplied(aggregate(rows.of_nodes, x, None, "sum", place=place), weight, rows.counts)
+    if torch.is_grad_enabled() and weight.requires_grad:
+        x = x.clone()  # which the user may write into before the backward pass
+    return (x @ weight.transpose(0, 1).flatten(1)).view(rows.number, weight.shape[2])
+
+
+def _queries(rows: Rows, x: Tensor, weight: Tensor, q: Tensor, place: str) -> Tensor:
+    if weight.dim() == 4:
+        return _product(rows, x, weight, place) @ q
+    return _product(rows, x, weight @ q, place)
+
+
+def _scores_of_edges(module: Any, edge_attr: Tensor) -> Tensor:
+    rows, lin = edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr, module.lin_edge
+    if is_product(lin) and lin.bias is None:
+        return rows @ (lin.weight.t() @ module.e)
+    return lin(rows) @ module.e  # type: ignore[no-any-return]
+
+
+def _softmax(module: Any, attended: Attended, q: Tensor, k: Tensor, of_edges: Tensor | None, place: str) -> Tensor:
+    """The coefficient of each edge and head, ``[E, H]``."""
+    within = module.attention_mechanism == WITHIN
+    graph = attended.within if within else attended.onto
+    if module.attention_mode == MULTIPLICATIVE:
+        score = edges.gather(q, attended.ends, BY_DST) * edges.gather(k, attended.ends, BY_SRC)
+        return softmax(graph, score if of_edges is None else score * of_edges, place=place)
+    if within:
+        return softmax(graph, of_edges, q, k, module.negative_slope, place=place)
+    score = edges.gather(q, attended.ends, BY_DST)
+    return softmax(graph, score if of_edges is None else score + of_edges, None, k, module.negative_slope, place=place)
+
+
+def _modified(module: Any, graph: Listed, alpha: Tensor, dst: Tensor) -> Tensor:
+    """What edges are weighted by."""
+    if module.mod == "f-additive":
+        return torch.where(alpha > 0, alpha + 1, alpha)
+    if module.mod == "f-scaled":
+        return alpha * _degree(graph, alpha)[dst]
+    if module.mod not in ("additive", "scaled") and module.training and module.dropout > 0:
+        return torch.nn.functional.dropout(alpha, p=module.dropout, training=True)
+    return alpha
+
+
+def _degree(graph: Listed, like: Tensor) -> Tensor:
+    return graph.csr.rowptr.diff().to(like.dtype).unsqueeze(1)
+
+
+def _check(known: Any, module: Any, x: Any, edge_index: Any, edge_type: Any, edge_attr: Any, size: Any) -> None:
+    """Raises Unsupported if the layer is not what PyG wrote, or kernels do not take what it is given."""
+    steps = check_layer(known, module)
+    replaced = replaced_in_attention(known)
+    if replaced:
+        raise Unsupported(replaced)
+    if steps.reduce != "sum" or module.dim != 1 or type(module.activation) is not torch.nn.ReLU:
+        raise Unsupported("an option is not served")
+    if module.attention_mode not in (ADDITIVE, MULTIPLICATIVE) or module.attention_mechanism not in (ACROSS, WITHIN):
+        raise Unsupported("the kind of attention is not known")
+    if type(module.negative_slope) not in (int, float):
+        raise Unsupported("the slope is no number")
+    check_tensors(edge_index, edge_type, {**module._parameters, "edge_attr": edge_attr})
+    reason = guards.operand("x", x)
+    first = module.weight if module.num_bases is None else module.basis
+    if reason or first.dtype not in REORDERED or torch.is_autocast_enabled(x.device.type):
+        raise Unsupported(reason or f"weights are {first.dtype}, or autocast is on")
+    if x.dim() != 2 or x.shape[1] != module.in_channels or x.dtype is not first.dtype or x.device != first.device:
+        raise Unsupported("features do not fit the weights")
+    if size is not None and tuple(size) != (x.shape[0],) * 2:
+        raise Unsupported("there are other nodes at the two ends of edges")
+    if edge_attr is not None and (module.lin_edge is None or edge_attr.dim() > 2 or edge_attr.shape[0] != edge_type.shape[0]):
+        raise Unsupported("features of edges do not fit")
+
+
+def _attended(module: Any, num_nodes: int, edge_index: Tensor, edge_type: Tensor) -> Attended:
+    """What is kept with edges and their types. Raises Unsupported, also if an id is out of range, of which PyG says so."""
+    types, num_edges = module.num_relations, edge_index.shape[1]
+    if types * num_nodes >= MOST_NODES or num_edges >= MOST_EDGES:
+        raise Unsupported("there are too many nodes, relations or edges")
+    all_rows = _has_all_rows(module, types * num_nodes, num_edges)
+
+    def make() -> Attended:
+        src, dst = edge_index.long().unbind()
+        check_bounds([(src, num_nodes), (dst, num_nodes), (edge_type, types)])
+        of_src, of_dst = (_rows(ids, edge_type, num_nodes, types, all_rows) for ids in (src, dst))
+        return Attended(of_src, of_dst, dst, num_nodes)
+
+    return kept_with_edges((edge_index, edge_type), ("attended", num_nodes, types, all_rows), make)  # type: ignore[no-any-return]
+
+
+def _is_small(module: Any, x: Tensor, edge_type: Tensor) -> bool:
+    """Whether PyG's own operations are done, on a GPU, before the host has started those of fewer bytes. Within types PyG selects
+    the edges of each, for which the host waits."""
+    if not x.is_cuda or module.attention_mechanism == WITHIN or torch.are_deterministic_algorithms_enabled():
+        return False
+    # The matrix of each edge is written once and read twice; so are the gradients at both of its ends.
+    training = torch.is_grad_enabled()
+    nbytes = edge_type.shape[0] * module.in_channels * module.heads * module.out_channels * x.element_size()
+    return cannot_win((8 if training else 3) * nbytes // (module.num_blocks or 1), training, settings(), "messages")
+
+
+def _has_all_rows(module: Any, rows: int, num_edges: int) -> bool:
+    """Whether one product makes the rows of all nodes and types, and none is gathered for it."""
+    weight = module.weight if module.num_bases is None else module.basis
+    if weight.dim() == 4 and not are_filled(weight):
+        return False
+    row_bytes = module.heads * module.out_channels * weight.element_size()
+    return rows * row_bytes <= ALL_ROWS_BYTES if weight.is_cuda else rows <= ALL_ROWS * num_edges
+
+
+# A layer with 8 types on one GPU took 3.6 ms with rows of all, 87 MB, and 4.0 with those there are; at 350 MB 5.3 and 4.2. On a CPU
+# with as many rows as edges 10.6 and 13.2, with 13 times as many 100 and 38.
+ALL_ROWS_BYTES, ALL_ROWS = 128 << 20, 4
+
+
+def _rows(ids: Tensor, types: Tensor, num_nodes: int, relations: int, all_rows: bool) -> Rows:
+    if all_rows:
+        return Rows(ids * relations + types, num_nodes * relations)
+    row, node, counts = rows_there_are(ids, types, num_nodes, relations)
+    listed = torch.stack([node, torch.arange(node.numel(), device=row.device)])
+    return Rows(row, node.numel(), Listed(listed, num_nodes, node.numel(), True), counts)
