@@ -7,7 +7,7 @@
   sum over GCN's and let nobody see them, with the graph of their edges, under a key of their own: their loops are listed otherwise.
 - Measured and compressed features (:data:`cache`, :mod:`gnnfast.features`): by constant features as they were; likewise.
 - Which features a layer has used, and which ``edge_index`` or edge weights were met before (:class:`Sightings`): by the tensor and
-  its version, layer and use; the last 256. Only says that they are worth looking at, which looks at them as they are then.
+  its version, layer and use; the last 256 or more. Only says that they are worth looking at, which looks at them as they are then.
 - Which layers have met a graph twice (:data:`gnnfast.pyg.small.returning`): by the layer, let go with it. Only says whether a first
   look is worth it.
 - An ``edge_index`` turned around, without or with all self loops, and several of them side by side (:data:`cache`,
@@ -344,12 +344,13 @@ class Cache:
 
 
 class Sightings:
-    """Which tensors were met before, as they were then: the last few. Only says that something may be worth remembering."""
+    """Which tensors were met before, as they were then. Only says that something may be worth remembering."""
 
-    MOST = 256
+    MOST = 256  # met since the older ones were forgotten: a tensor that is met again among fewer is known
 
     def __init__(self) -> None:
         self._met: dict[Hashable, tuple[weakref.ref[Tensor], int]] = {}
+        self._older: dict[Hashable, tuple[weakref.ref[Tensor], int]] = {}
 
     def again(self, t: Tensor, *key: Hashable) -> bool:
         """Whether the tensor was met before with that ``key``, unchanged; now it was."""
@@ -359,10 +360,11 @@ class Sightings:
         met = self._met.get(full_key)
         if met is not None and met[0]() is t and met[1] == t._version:
             return True
+        older = self._older.get(full_key)
         if len(self._met) >= self.MOST:
-            self._met.clear()
+            self._met, self._older = {}, self._met
         self._met[full_key] = weakref.ref(t), t._version
-        return False
+        return older is not None and older[0]() is t and older[1] == t._version
 
 
 class _Origin:

@@ -12,7 +12,7 @@ from graphs import GRAPHS
 
 import gnnfast
 from gnnfast import Graph
-from gnnfast.cache import Cache, cache
+from gnnfast.cache import Cache, Sightings, cache
 
 
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
@@ -175,6 +175,20 @@ def test_cache_is_bounded(monkeypatch):
         store.get((key,), "k", lambda: torch.zeros(256))
         assert store.nbytes <= 3000
     assert store.evictions == 18 and len(store) == 2
+
+
+def test_what_is_met_again_is_not_forgotten():
+    """Though more tensors than are remembered are met once in between, in parts."""
+    sightings = Sightings()
+    t, others = torch.zeros(2), [torch.zeros(1) for _ in range(4 * Sightings.MOST)]
+    assert not sightings.again(t)
+    for other in others:
+        assert not sightings.again(other)
+        assert sightings.again(t)
+    assert not sightings.again(others[0])  # forgotten since
+    t.add_(1)
+    assert not sightings.again(t) and sightings.again(t)
+    assert len(sightings._met) + len(sightings._older) <= 2 * Sightings.MOST
 
 
 def test_cache_threads():

@@ -54,6 +54,7 @@ class Given(torch.nn.Module):
     def __init__(self, **options):
         super().__init__()
         self.conv, self.takes = nn.RGATConv(F, OUT, R, heads=2, **options), options.get("edge_dim")
+        torch.nn.init.normal_(self.conv.l2)  # which PyG leaves uninitialized
 
     def forward(self, x, attr, edge_index, types):
         return self.conv(x, edge_index, types, attr if self.takes else None)
@@ -214,6 +215,7 @@ def test_other_layers_are_left_alone(device, monkeypatch):
         "hooked": nn.RGATConv(F, OUT, R),
     }
     layers["activation"].activation = torch.nn.Softmax(dim=0)
+    torch.nn.init.normal_(layers["activation"].l2)
     layers["hooked"].register_message_forward_hook(lambda module, inputs, output: output * 3)
     for layer in layers.values():
         assert not served(compare(layer.double(), x, edge_index, types, tolerance=1e-9))
