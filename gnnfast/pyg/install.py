@@ -27,6 +27,7 @@ from gnnfast.pyg.attention import (
 from gnnfast.pyg.general import make_scatter
 from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG, make_gin_conv, make_gine_conv, make_layer, make_linear
 from gnnfast.pyg.loops import flipped, make_add_self_loops, make_in_place, make_remove_self_loops, make_side_by_side
+from gnnfast.pyg.negative_sampling import make_negative_sampling, make_sample
 from gnnfast.pyg.norm import make_gcn_norm, make_laplacian, make_normalising
 from gnnfast.pyg.pna import make_pna_conv
 from gnnfast.pyg.propagate import generic, propagate
@@ -95,6 +96,13 @@ PATCHES = (
     Patch("torch_geometric.nn.conv.tag_conv", "TAGConv.forward", ("340db079cbd4",), make_normalising),
     Patch("torch_geometric.nn.dense.linear", "Linear.forward", ("c9e4758257f3",), make_linear),
     Patch("torch_geometric.nn.dense.linear", "HeteroLinear.forward_naive", ("eac42818506e",), make_hetero_linear),
+    Patch(
+        "torch_geometric.utils._negative_sampling",
+        "negative_sampling",
+        ("e238ce89814a", "be5474367aa6"),
+        make_negative_sampling,
+    ),
+    Patch("torch_geometric.utils._negative_sampling", "sample", ("d219ea561321",), make_sample),
     Patch("torch_geometric.utils._scatter", "scatter", ("b1128e34b90a", "7626d94c6de9", "ede961baa469"), make_scatter),
     Patch("torch_geometric.utils._softmax", "softmax", ("5ecf982d48a1", "55544420bbc1"), make_softmax),
     Patch("torch_geometric.utils.loop", "remove_self_loops", ("12c556171121",), make_remove_self_loops),
