@@ -32,7 +32,7 @@ from gnnfast.pyg.norm import make_gcn_norm, make_laplacian, make_normalising
 from gnnfast.pyg.pna import make_pna_conv
 from gnnfast.pyg.propagate import generic, propagate
 from gnnfast.pyg.relational_attention import make_rgat_conv
-from gnnfast.pyg.relations import make_hetero_linear, make_rgcn_conv
+from gnnfast.pyg.relations import biases_of_types, make_hetero_linear, make_rgcn_conv
 from gnnfast.pyg.sparse import make_spmm
 
 MESSAGE_PASSING = "torch_geometric.nn.conv.message_passing"
@@ -95,6 +95,13 @@ PATCHES = (
     Patch("torch_geometric.nn.conv.ssg_conv", "SSGConv.forward", ("d7dd15bb214b", "f95c3a995a9f"), make_normalising),
     Patch("torch_geometric.nn.conv.tag_conv", "TAGConv.forward", ("340db079cbd4",), make_normalising),
     Patch("torch_geometric.nn.dense.linear", "Linear.forward", ("c9e4758257f3",), make_linear),
+    Patch(
+        "torch_geometric.nn.dense.linear",
+        "HeteroLinear.forward",
+        ("aba9ede97f03",),
+        make_in_place,
+        ("self.bias[type_vec]", "self.bias, type_vec, type_ptr", biases_of_types),
+    ),
     Patch("torch_geometric.nn.dense.linear", "HeteroLinear.forward_naive", ("eac42818506e",), make_hetero_linear),
     Patch(
         "torch_geometric.utils._negative_sampling",

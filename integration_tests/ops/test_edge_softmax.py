@@ -10,7 +10,7 @@ import gnnfast
 from gnnfast import Graph
 from gnnfast.dispatch import execute
 
-HEADS = [1, 2, 3, 8, 33]
+HEADS = [1, 3, 8, 12, 33, 64]
 PARTS = ["score", "dst", "src", "dst src", "score dst src"]
 
 
@@ -54,6 +54,27 @@ def test_graphs(name, heads, by, device):
     turned = edge_index if by == "dst" else edge_index.flip(0)
     assert relative_error(found, _reference(turned, graph.num_dst if by == "dst" else graph.num_src, parts["score"])) < 1e-12
     assert relative_error(gnnfast.edge_softmax(graph, parts["score"][:, 0], by=by), found[:, 0]) < 1e-12
+
+
+@pytest.mark.parametrize("heads", [1, 4, 20, 64])
+def test_rows_of_all_lengths(heads, device):
+    """Those that a few lanes take, a warp, a block, and several blocks of other kernels."""
+    lengths = torch.tensor([0, 1, 31, 32, 33, 100, 0, 1023, 1024, 1025, 2049, 3500, 7])
+    dst = torch.arange(lengths.numel()).repeat_interleave(lengths)
+    dst = dst[torch.randperm(dst.numel(), generator=torch.Generator().manual_seed(0))].to(device)
+    edge_index = torch.stack([torch.arange(dst.numel(), device=device) % 50, dst])
+    graph = Graph.from_edge_index(edge_index, (50, lengths.numel()))
+    score = torch.randn(dst.numel(), heads, dtype=torch.float64, device=device, requires_grad=True)
+    of_dst = torch.randn(lengths.numel(), heads, dtype=torch.float64, device=device, requires_grad=True)
+    upstream = torch.randn_like(score)
+
+    found = execute.softmax(graph, score, of_dst, None, 0.2, place="test")
+    expected = torch.nn.functional.leaky_relu(score + of_dst[dst], 0.2)
+    expected = _reference(edge_index, lengths.numel(), expected)
+    assert relative_error(found, expected) < 1e-12
+    grads = torch.autograd.grad(found, (score, of_dst), upstream)
+    for a, b in zip(grads, torch.autograd.grad(expected, (score, of_dst), upstream), strict=True):
+        assert relative_error(a, b) < 1e-12
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -307,6 +307,33 @@ def test_linear_layers_of_types(order, bias, device):
     assert found.dtype is expected.dtype is torch.float32 and relative_error(found, expected) < 3e-2
 
 
+@pytest.mark.parametrize("kind", ["each type", "some types", "one type", "a type that there is not"])
+def test_many_rows_of_types(kind, monkeypatch, device):
+    """Biases, whose gradient is a sum for each type."""
+    from gnnfast.pyg import relations
+
+    asked, counts = [], relations._counts
+    monkeypatch.setattr(relations, "_counts", lambda *given: asked.append(counts(*given)) or asked[-1])
+    x = torch.randn(3_000, F, dtype=torch.float64, device=device)
+    of = {"each type": R, "some types": 2, "one type": 1, "a type that there is not": R + 1}[kind]
+    types = (torch.arange(3_000) % of).to(device)
+    layer = nn.HeteroLinear(F, OUT, R).double().to(device)
+    if of > R:
+        if device.type == "cpu":  # elsewhere the device fails
+            with pytest.raises(IndexError):
+                layer(x, types)
+        return
+    compare(layer, x, types, tolerance=1e-12)
+    assert [sum(found) for found in asked[-2:]] == [3_000, 3_000]  # of rows, and of biases
+    with torch.no_grad():
+        asked.clear()
+        layer(x, types)
+    assert len(asked) == 1
+    small = nn.HeteroLinear(2, 3, 2).double().to(device)
+    some, x = (torch.arange(256) % 2).to(device), torch.randn(256, 2, dtype=torch.float64, device=device)
+    assert torch.autograd.gradgradcheck(lambda bias: torch.func.functional_call(small, {"bias": bias}, (x, some)) ** 2, small.bias)
+
+
 def test_linear_layers_of_types_are_served(monkeypatch, device):
     from gnnfast.pyg import relations
 
