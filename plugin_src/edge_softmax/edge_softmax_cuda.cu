@@ -1,7 +1,8 @@
 // CUDA edge softmax: some lanes per row and heads, of which neighbours hold heads of a slot, as many as a power of two that
 // divides their number, so that loads and stores are of whole lines (128 heads, one apart: 9.2 ms for 1.2 GB). The running
-// maximum and sum of each lane are merged by shuffles; a second pass computes the scores again, whose parts are then in the L2
-// cache, and writes. Rows for which the schedule wants a block get one. Moves col and the result once, and the parts.
+// maximum and sum of each lane are merged by shuffles; a second pass writes, for which a lane keeps its first scores and
+// computes the others again, whose parts are then in the L2 cache. Rows for which the schedule wants a block get one. Moves col
+// and the result once, and the parts.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -53,83 +54,97 @@ struct Share {
         slope(static_cast<A>(args.slope)) {
     of_row = p.dst ? to_acc(__ldg(static_cast<const T*>(p.dst) + row * p.heads + h)) : A{0};
   }
-  __device__ int64_t at(int64_t slot) const { return (p.m.perm ? int64_t{__ldg(p.m.perm + slot)} : slot) * p.heads + head; }
-  __device__ A raw(int64_t slot) const {
+  // A few slots at a time, whose loads are in flight together: the edges, -1 where the row ends, and what they have.
+  struct Scores {
+    int32_t edge[kUnroll];
+    A s[kUnroll];
+  };
+  struct Gradients {
+    int32_t edge[kUnroll];
+    A prob[kUnroll], grad[kUnroll];
+  };
+  __device__ int64_t slot(int64_t base, int i) const { return base + int64_t{i} * step; }
+  __device__ int32_t edge_at(int64_t slot) const {
+    return slot >= end ? -1 : p.m.perm ? __ldg(p.m.perm + slot) : static_cast<int32_t>(slot);
+  }
+  __device__ int64_t at(int32_t edge) const { return int64_t{edge} * p.heads + head; }
+  __device__ A of_edge(const void* t, int32_t edge) const { return to_acc(__ldg(static_cast<const T*>(t) + at(edge))); }
+  __device__ A raw(int64_t slot, int32_t edge) const {
     A s = of_row;
-    if (p.score) s += to_acc(__ldg(static_cast<const T*>(p.score) + at(slot)));
-    if (p.src) s += to_acc(__ldg(static_cast<const T*>(p.src) + int64_t{__ldg(p.m.col + slot)} * p.heads + head));
+    if (p.score) s += of_edge(p.score, edge);
+    if (p.src) s += of_edge(p.src, __ldg(p.m.col + slot));
     return s;
   }
-  // Calls f with the first of a few slots at a time, so that their loads are in flight together.
-  template <class F>
-  __device__ void each(const F& f) const {
-    for (int64_t base = begin; base < end; base += int64_t{step} * kUnroll) f(base);
-  }
-  __device__ bool has(int64_t slot) const { return slot < end; }
-  __device__ Running<A> look() const {
-    Running<A> found;
-    each([&](int64_t base) {
-      A s[kUnroll];
+  __device__ A bent(A s) const { return s > 0 ? s : slope * s; }
+
+  __device__ Scores scores(int64_t base) const {
+    Scores found;
 #pragma unroll
-      for (int i = 0; i < kUnroll; ++i) {
-        const int64_t slot = base + int64_t{i} * step;
-        const A v = has(slot) ? raw(slot) : -INFINITY;
-        s[i] = v > 0 ? v : has(slot) ? slope * v : v;
-      }
-      found.add(s);
-    });
+    for (int i = 0; i < kUnroll; ++i) found.edge[i] = edge_at(slot(base, i));
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i)
+      found.s[i] = found.edge[i] >= 0 ? bent(raw(slot(base, i), found.edge[i])) : static_cast<A>(-INFINITY);
     return found;
   }
-  __device__ void write(const Running<A>& of) const {
-    const A over = A{1} / of.sum;
-    each([&](int64_t base) {
-      A s[kUnroll];
+  __device__ Gradients gradients(int64_t base) const {
+    Gradients found;
 #pragma unroll
-      for (int i = 0; i < kUnroll; ++i) {
-        const int64_t slot = base + int64_t{i} * step;
-        s[i] = has(slot) ? raw(slot) : A{0};
-      }
+    for (int i = 0; i < kUnroll; ++i) found.edge[i] = edge_at(slot(base, i));
 #pragma unroll
-      for (int i = 0; i < kUnroll; ++i) {
-        const int64_t slot = base + int64_t{i} * step;
-        if (has(slot)) static_cast<T*>(p.out)[at(slot)] = from_acc<T>(exp((s[i] > 0 ? s[i] : slope * s[i]) - of.most) * over);
-      }
-    });
+    for (int i = 0; i < kUnroll; ++i) {
+      found.prob[i] = found.edge[i] >= 0 ? of_edge(p.prob, found.edge[i]) : A{0};
+      found.grad[i] = found.edge[i] >= 0 ? of_edge(p.grad, found.edge[i]) : A{0};
+    }
+    return found;
   }
-  __device__ A dot() const {
+  // Calls f with the first slots, which a lane keeps between passes, and then with what `load` gives of the others.
+  template <class Slots, class Load, class F>
+  __device__ void each(const Slots& first, const Load& load, const F& f) const {
+    f(first, begin);
+    for (int64_t base = slot(begin, kUnroll); base < end; base += int64_t{step} * kUnroll) f(load(base), base);
+  }
+
+  __device__ Running<A> look(const Scores& first) const {
+    Running<A> found;
+    each(first, [&](int64_t base) { return scores(base); }, [&](const Scores& of, int64_t) { found.add(of.s); });
+    return found;
+  }
+  __device__ void write(const Scores& first, const Running<A>& all) const {
+    const A over = A{1} / all.sum;
+    each(
+        first, [&](int64_t base) { return scores(base); },
+        [&](const Scores& of, int64_t) {
+#pragma unroll
+          for (int i = 0; i < kUnroll; ++i)
+            if (of.edge[i] >= 0) static_cast<T*>(p.out)[at(of.edge[i])] = from_acc<T>(exp(of.s[i] - all.most) * over);
+        });
+  }
+  __device__ A dot(const Gradients& first) const {
     A total = 0;
-    each([&](int64_t base) {
-      A prob[kUnroll], grad[kUnroll];
+    each(
+        first, [&](int64_t base) { return gradients(base); },
+        [&](const Gradients& of, int64_t) {
 #pragma unroll
-      for (int i = 0; i < kUnroll; ++i) {
-        const int64_t slot = base + int64_t{i} * step, place = has(slot) ? at(slot) : 0;
-        prob[i] = has(slot) ? to_acc(__ldg(static_cast<const T*>(p.prob) + place)) : A{0};
-        grad[i] = has(slot) ? to_acc(__ldg(static_cast<const T*>(p.grad) + place)) : A{0};
-      }
-#pragma unroll
-      for (int i = 0; i < kUnroll; ++i) total += prob[i] * grad[i];
-    });
+          for (int i = 0; i < kUnroll; ++i) total += of.prob[i] * of.grad[i];
+        });
     return total;
   }
   // Returns the sum of what it writes.
-  __device__ A write_gradient(A total) const {
+  __device__ A write_gradient(const Gradients& first, A total) const {
     A sum = 0;
-    each([&](int64_t base) {
-      A prob[kUnroll], grad[kUnroll], s[kUnroll];
+    each(
+        first, [&](int64_t base) { return gradients(base); },
+        [&](const Gradients& of, int64_t base) {
+          A factor[kUnroll];
 #pragma unroll
-      for (int i = 0; i < kUnroll; ++i) {
-        const int64_t slot = base + int64_t{i} * step, place = has(slot) ? at(slot) : 0;
-        prob[i] = has(slot) ? to_acc(__ldg(static_cast<const T*>(p.prob) + place)) : A{0};
-        grad[i] = has(slot) ? to_acc(__ldg(static_cast<const T*>(p.grad) + place)) : A{0};
-        s[i] = slope != 1 && has(slot) ? raw(slot) : A{1};
-      }
+          for (int i = 0; i < kUnroll; ++i)
+            factor[i] = slope == 1 || of.edge[i] < 0 || raw(slot(base, i), of.edge[i]) > 0 ? A{1} : slope;
 #pragma unroll
-      for (int i = 0; i < kUnroll; ++i) {
-        const int64_t slot = base + int64_t{i} * step;
-        const A found = prob[i] * (grad[i] - total) * (s[i] > 0 ? A{1} : slope);
-        if (has(slot)) static_cast<T*>(p.out)[at(slot)] = from_acc<T>(found), sum += found;
-      }
-    });
+          for (int i = 0; i < kUnroll; ++i) {
+            const A found = of.prob[i] * (of.grad[i] - total) * factor[i];
+            if (of.edge[i] >= 0) static_cast<T*>(p.out)[at(of.edge[i])] = from_acc<T>(found), sum += found;
+          }
+        });
     return sum;
   }
 };
@@ -150,19 +165,21 @@ __global__ void __launch_bounds__(kThreads) edge_softmax_kernel(const EdgeSoftma
     const int64_t task = ((blockIdx.x - for_block) * kThreads + threadIdx.x) / lanes, id = counts.z + task / per_row;
     const int t = static_cast<int>(threadIdx.x % lanes);
     const bool exists = id < counts.x;
-    const Share<T> row = share(exists ? __ldg(items + id).x : 0, task, t, lanes);
+    Share<T> row = share(exists ? __ldg(items + id).x : 0, task, t, lanes);
+    if (!exists) row.end = row.begin;
     if constexpr (BACKWARD) {
-      A total = exists ? row.dot() : A{0};
+      const auto first = row.gradients(row.begin);
+      A total = row.dot(first);
       for (int o = together; o < lanes; o <<= 1) total += __shfl_xor_sync(kAllLanes, total, o);
-      A sum = exists ? row.write_gradient(total) : A{0};
+      A sum = row.write_gradient(first, total);
       for (int o = together; o < lanes; o <<= 1) sum += __shfl_xor_sync(kAllLanes, sum, o);
       if (exists && to_dst && t < together) to_dst[row.row * p.heads + row.head] = sum;
     } else {
-      Running<A> found;
-      if (exists) found = row.look();
+      const auto first = row.scores(row.begin);
+      Running<A> found = row.look(first);
       for (int o = together; o < lanes; o <<= 1)
         found.merge(__shfl_xor_sync(kAllLanes, found.most, o), __shfl_xor_sync(kAllLanes, found.sum, o));
-      if (exists) row.write(found);
+      row.write(first, found);
     }
     return;
   }
@@ -191,12 +208,14 @@ __global__ void __launch_bounds__(kThreads) edge_softmax_kernel(const EdgeSoftma
   const Share<T> row = share(item.x, blockIdx.x, thread, kThreads);
   Running<A> found;
   if constexpr (BACKWARD) {
-    found.sum = row.dot();
-    found.sum = row.write_gradient(merge(found, true).sum);
+    const auto first = row.gradients(row.begin);
+    found.sum = row.dot(first);
+    found.sum = row.write_gradient(first, merge(found, true).sum);
     found.sum = merge(found, true).sum;
     if (to_dst && thread < together) to_dst[row.row * p.heads + row.head] = found.sum;
   } else {
-    row.write(merge(row.look(), false));
+    const auto first = row.scores(row.begin);
+    row.write(first, merge(row.look(first), false));
   }
 }
 
