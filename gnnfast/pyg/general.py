@@ -22,7 +22,7 @@ from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.aggregations import is_softened, kinds_of, may_be_several, temperature_of
 from gnnfast.pyg.kinds import version_of
 from gnnfast.pyg.messages import SPECIAL
-from gnnfast.pyg.rows import Call, existing, may_not_exist, passes
+from gnnfast.pyg.rows import Call, existing, is_fused, may_not_exist, passes
 from gnnfast.pyg.verdict import COLLECT, GENERIC, Steps, check_steps
 from gnnfast.reporting import ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, LINEAR
@@ -50,6 +50,8 @@ def pays(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
         return False
     row = _widest_row(kwargs)
     if is_cuda:
+        if is_fused(module) and not cannot_win(num_edges * row, torch.is_grad_enabled(), settings()):
+            return True  # as where the class says what it sums
         row = math.ceil(row * passes(module))
     elif is_softened(module):  # whose operations read and write rows of edges several times as often
         row *= 3

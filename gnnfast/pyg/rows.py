@@ -38,7 +38,7 @@ class Call:
     def __init__(self, module: Any, ends: edges.Ends, place: str) -> None:
         self.module, self.ends, self.place, self.edges = module, ends, place, ends.ids[BY_DST].shape[0]
         self.grad_enabled = torch.is_grad_enabled()
-        self.gained = False
+        self.gained = self.existed = False
         # Bytes of rows of edges that PyG's operations would have read and written, unless that is known of the layer.
         self.moved: int | None = None if _known(module).passes else 0
         self._made: list[weakref.ref[Rows]] = []
@@ -65,9 +65,9 @@ class Call:
             raise Exists
 
     def learn_passes(self, row_bytes: int) -> None:
-        """Remembers how often operations have read or written rows of so many bytes at each edge."""
+        """Remembers how often operations have read or written rows of so many bytes at each edge, and whether none had to exist."""
         if self.moved:
-            _learn(self.module, passes=self.moved / (self.edges * row_bytes))
+            _learn(self.module, passes=self.moved / (self.edges * row_bytes), fused=self.gained and not self.existed)
 
     def count(self, times: int, *values: Any) -> None:
         """Counts rows of edges among values that are read or written so many times."""
@@ -223,6 +223,7 @@ class Rows(Tensor):
         """The rows, which exist from now on."""
         if self._value is None:
             assert self.kind is not None
+            self.kind.call.existed = True
             with torch.set_grad_enabled(self.kind.call.grad_enabled):
                 self._value = self.kind.value()
             self._version_made = version_of(self._value)
@@ -359,11 +360,12 @@ def aggregated(messages: Any, dim: int, reduce: str, training: bool) -> Tensor |
 
 class Known(NamedTuple):
     """What was found out about a layer, which decides nothing but what is tried: that it makes nothing of rows that do not exist,
-    and how often PyG's operations read or write the widest rows at each edge, 0 where nobody knows."""
+    how often PyG's operations read or write the widest rows at each edge, 0 where nobody knows, and that no row had to exist."""
 
     of: Any = lambda: None  # a weak reference to the layer
     hopeless: bool = False
     passes: float = 0.0
+    fused: bool = False
 
 
 _NOTHING = Known()
@@ -387,6 +389,11 @@ def passes(module: torch.nn.Module) -> float:
     was met before must not decide."""
     known = _known(module).passes
     return MANY_PASSES if not known or (torch.is_grad_enabled() and saved_tensors_are_watched()) else known
+
+
+def is_fused(module: torch.nn.Module) -> bool:
+    """Whether no row of edges had to exist when a layer was served; ``False`` where what was met before must not decide."""
+    return _known(module).fused and not (torch.is_grad_enabled() and saved_tensors_are_watched())
 
 
 MANY_PASSES = 24.0

@@ -577,16 +577,29 @@ def test_how_much_pyg_would_move(name, device):
     assert rows.passes(copy.deepcopy(layer)) == rows.MANY_PASSES
 
 
-def test_who_moves_little_is_left_alone(device, monkeypatch):
-    """On a GPU, from the second call on."""
+def test_whether_rows_had_to_exist(device):
+    x, edge_index, attr = arguments("random", device)
+    for message, fused in ((plain_rows, True), (lambda m, i, j, *_: (2 * j).relu(), True), (lambda m, i, j, *_: j.cumsum(0), False)):
+        layer = Layer(message, "max").to(device, torch.float64)
+        layer(x, edge_index, attr)
+        assert rows.is_fused(layer) == fused
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+            assert not rows.is_fused(layer)
+
+
+@pytest.mark.parametrize("sums", ["few", "many"])
+def test_who_moves_little_is_left_alone(sums, device, monkeypatch):
+    """On a GPU, from the second call on, unless a kernel was all there was and has enough to sum."""
     edge_index, n, _ = GRAPHS["random"]()
     bound = int(20 * edge_index.shape[1] * F * 4)  # rows of float32
     monkeypatch.setitem(select.SMALL, "messages", select.Small(bound, bound))
+    if sums == "few":
+        monkeypatch.setitem(select.SMALL, "cuda", select.Small(bound, bound))
     layer, x = nn.LEConv(F, F).to(device), torch.randn(n, F, device=device)
     for nth in range(3):
         gnnfast.clear_report()
         found = layer(x, edge_index.to(device))
-        assert bool(gnnfast.report().kernels) == (nth == 0 or device.type == "cpu")
+        assert bool(gnnfast.report().kernels) == (nth == 0 or sums == "many" or device.type == "cpu")
         gnnfast.disable()
         assert relative_error(found, layer(x, edge_index.to(device))) < 1e-5
         gnnfast.enable()

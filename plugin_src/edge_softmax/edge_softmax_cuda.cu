@@ -14,7 +14,7 @@
 namespace gnnfast {
 namespace {
 
-constexpr int kThreads = 512, kUnroll = 4;
+constexpr int kThreads = 512, kUnroll = 4, kSector = 32;  // bytes that a load moves at least
 
 template <class A>
 struct Running {
@@ -149,14 +149,17 @@ struct Share {
   }
 };
 
-// `together` heads of a slot lie in neighbouring lanes. Blocks that come first take a long row of the schedule and so many of
-// its heads each, others a row and so many heads with `lanes`.
+// `together` heads of a slot lie in neighbouring lanes, of long rows `in_block`. Blocks that come first take a long row of the
+// schedule and so many of its heads each, others rows and so many heads with `lanes` for each.
 template <class T, bool BACKWARD>
-__global__ void __launch_bounds__(kThreads) edge_softmax_kernel(const EdgeSoftmaxArgs p, int lanes, int together) {
+__global__ void __launch_bounds__(kThreads)
+    edge_softmax_kernel(const EdgeSoftmaxArgs p, int lanes, int together, int in_block) {
   using A = acc_t<T>;
   const int4* items = reinterpret_cast<const int4*>(p.m.schedule);
   const int4 counts = count_items(p.m);
-  const int64_t per_row = p.heads / together, for_block = p.m.num_block_items * per_row;
+  const int64_t for_block = p.m.num_block_items * (p.heads / in_block);
+  if (blockIdx.x < for_block) together = in_block;
+  const int64_t per_row = p.heads / together;
   A* to_dst = static_cast<A*>(p.to_dst);
   auto share = [&](int64_t row, int64_t task, int lane, int of) {
     return Share<T>(p, row, task % per_row * together + lane % together, lane / together, of / together);
@@ -227,15 +230,17 @@ void Cuda::edge_softmax(const EdgeSoftmaxArgs& args, const Tensor& ref) {
   int lanes = together;
   while (lanes < kWarp && int64_t{lanes} / together * 2 * args.m.num_rows <= args.m.num_edges) lanes *= 2;
   const int64_t tasks = (args.m.num_items - args.m.num_block_items) * (args.heads / together), per_block = kThreads / lanes;
-  const int64_t blocks = args.m.num_block_items * (args.heads / together) + (tasks + per_block - 1) / per_block;
-  GNNFAST_CHECK(blocks <= 2147483647, tasks, " rows times heads are more than one CUDA launch can start");
   dispatch_cuda(dtype_of("the scores", ref), [&](auto type) {
     using T = typename decltype(type)::type;
+    // All wait for the longest row: a block reads no more of a slot than the sector that it must.
+    const int in_block = std::min(together, kSector / static_cast<int>(sizeof(T)));
+    const int64_t blocks = args.m.num_block_items * (args.heads / in_block) + (tasks + per_block - 1) / per_block;
+    GNNFAST_CHECK(blocks <= 2147483647, tasks, " rows times heads are more than one CUDA launch can start");
     const unsigned grid = static_cast<unsigned>(blocks);
     if (args.prob)
-      edge_softmax_kernel<T, true><<<grid, kThreads, 0, launch.stream>>>(args, lanes, together);
+      edge_softmax_kernel<T, true><<<grid, kThreads, 0, launch.stream>>>(args, lanes, together, in_block);
     else
-      edge_softmax_kernel<T, false><<<grid, kThreads, 0, launch.stream>>>(args, lanes, together);
+      edge_softmax_kernel<T, false><<<grid, kThreads, 0, launch.stream>>>(args, lanes, together, in_block);
   });
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
