@@ -32,7 +32,7 @@ def make_sample(original: FunctionType) -> Callable[..., Any]:
         generator = _generator(population, k)
         if generator is None:
             return NotImplemented
-        ran("pyg negative_sampling", "drawn at once", "the numbers that Python's generator gives")
+        ran("pyg negative_sampling", "numbers drawn at once", "those that Python's generator gives")
         return torch.as_tensor(draw(population, k, generator), device=device)
 
     return sample
@@ -71,7 +71,7 @@ def make_negative_sampling(original: FunctionType) -> Callable[..., Any]:
             if found.numel() >= wanted:
                 found = found[:wanted]
                 break
-        ran("pyg negative_sampling", "searched in order", f"edges on {edge_index.device.type}")
+        ran("pyg negative_sampling", "edges searched in order", f"on {edge_index.device.type}")
         return names["vector_to_edge_index"](found, size, bipartite, undirected)
 
     return negative_sampling

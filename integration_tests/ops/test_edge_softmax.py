@@ -56,6 +56,26 @@ def test_graphs(name, heads, by, device):
     assert relative_error(gnnfast.edge_softmax(graph, parts["score"][:, 0], by=by), found[:, 0]) < 1e-12
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_scores_at_any_address(dtype, device):
+    """Contiguous ones that do not begin where a load of several heads may."""
+    _, graph, made = _inputs("hub", 8, dtype, device)
+    moved = {}
+    for name, t in made.items():
+        moved[name] = t.new_empty(t.numel() + 1)[1:].view(t.shape).copy_(t)
+        assert moved[name].data_ptr() % 8 and moved[name].is_contiguous()
+    found, expected = (execute.softmax(graph, *parts.values(), 0.2, place="test") for parts in (moved, made))
+    assert torch.equal(found, expected) or relative_error(found, expected) < TOLERANCE[dtype]
+    moved["score"].requires_grad_()
+    made["score"].requires_grad_()
+    upstream = torch.randn_like(found)
+    grads = [
+        torch.autograd.grad(execute.softmax(graph, *parts.values(), 0.2, place="test"), parts["score"], upstream)[0]
+        for parts in (moved, made)
+    ]
+    assert relative_error(*grads) < TOLERANCE[dtype]
+
+
 @pytest.mark.parametrize("heads", [1, 4, 20, 64])
 def test_rows_of_all_lengths(heads, device):
     """Those that a few lanes take, a warp, a block, and several blocks of other kernels."""

@@ -579,7 +579,11 @@ def test_how_much_pyg_would_move(name, device):
 
 def test_whether_rows_had_to_exist(device):
     x, edge_index, attr = arguments("random", device)
-    for message, fused in ((plain_rows, True), (lambda m, i, j, *_: (2 * j).relu(), True), (lambda m, i, j, *_: j.cumsum(0), False)):
+    for message, fused in (
+        (plain_rows, True),
+        (lambda m, i, j, *_: (2 * j).relu(), True),
+        (lambda m, i, j, *_: j.cumsum(0), False),
+    ):
         layer = Layer(message, "max").to(device, torch.float64)
         layer(x, edge_index, attr)
         assert rows.is_fused(layer) == fused

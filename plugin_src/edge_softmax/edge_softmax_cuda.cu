@@ -1,7 +1,8 @@
-// CUDA edge softmax: some lanes per row and heads, of which neighbours hold heads of a slot, as many as a power of two that
-// divides their number, so that loads and stores are of whole lines (128 heads, one apart: 9.2 ms for 1.2 GB). The running
-// maximum and sum of each lane are merged by shuffles; a second pass writes, for which a lane keeps its first scores and
-// computes the others again, whose parts are then in the L2 cache. Rows for which the schedule wants a block get one. Moves col
+// CUDA edge softmax: some lanes per row and heads. A lane holds VEC heads, a few of them where their number allows, and
+// neighbours those of the same slot, as many as a power of two that divides their number, so that loads and stores are of whole
+// lines (128 heads, one apart: 9.2 ms for 1.2 GB). The running maximum and sum of each lane are merged by shuffles; a second
+// pass writes, for which a lane keeps its first scores and computes the others again, whose parts are then in the L2 cache.
+// Rows for which the schedule wants a block get one for each sector of heads: all others wait for the longest row. Moves col
 // and the result once, and the parts.
 #include <torch/csrc/stable/library.h>
 
@@ -14,20 +15,12 @@
 namespace gnnfast {
 namespace {
 
-constexpr int kThreads = 512, kUnroll = 4, kSector = 32;  // bytes that a load moves at least
+constexpr int kThreads = 256, kUnroll = 4, kSector = 32;  // bytes that a load moves at least
 
 template <class A>
 struct Running {
   A most = -INFINITY, sum = 0;
 
-  __device__ void add(const A (&s)[kUnroll]) {
-    A top = most;
-#pragma unroll
-    for (int i = 0; i < kUnroll; ++i) top = max(top, s[i]);  // of a number and NaN the number
-    if (top > most) sum *= exp(most - top), most = top;
-#pragma unroll
-    for (int i = 0; i < kUnroll; ++i) sum += s[i] == -INFINITY ? A{0} : exp(s[i] - most);  // NaN stays, and infinity becomes it
-  }
   __device__ void merge(A other, A other_sum) {
     const A top = max(most, other);
     const A mine = most == top ? sum : sum * exp(most - top), theirs = other == top ? other_sum : other_sum * exp(other - top);
@@ -35,14 +28,14 @@ struct Running {
   }
 };
 
-// The slots of one row that a lane takes for one head: from `first` on, every `step`-th.
-template <class T>
+// The slots of one row that a lane takes for VEC heads: from `first` on, every `step`-th.
+template <class T, int VEC>
 struct Share {
   using A = acc_t<T>;
   const EdgeSoftmaxArgs& p;
   int64_t row, begin, end, head;
   int step;
-  A of_row, slope;
+  A of_row[VEC], slope;
 
   __device__ Share(const EdgeSoftmaxArgs& args, int64_t row_, int64_t h, int first, int step_)
       : p(args),
@@ -52,38 +45,57 @@ struct Share {
         head(h),
         step(step_),
         slope(static_cast<A>(args.slope)) {
-    of_row = p.dst ? to_acc(__ldg(static_cast<const T*>(p.dst) + row * p.heads + h)) : A{0};
+#pragma unroll
+    for (int v = 0; v < VEC; ++v) of_row[v] = 0;
+    if (p.dst) load_vector<VEC>(of_row, static_cast<const T*>(p.dst) + row * p.heads + head);
   }
   // A few slots at a time, whose loads are in flight together: the edges, -1 where the row ends, and what they have.
   struct Scores {
     int32_t edge[kUnroll];
-    A s[kUnroll];
+    A s[kUnroll][VEC];
   };
   struct Gradients {
     int32_t edge[kUnroll];
-    A prob[kUnroll], grad[kUnroll];
+    A prob[kUnroll][VEC], grad[kUnroll][VEC];
   };
   __device__ int64_t slot(int64_t base, int i) const { return base + int64_t{i} * step; }
   __device__ int32_t edge_at(int64_t slot) const {
     return slot >= end ? -1 : p.m.perm ? __ldg(p.m.perm + slot) : static_cast<int32_t>(slot);
   }
   __device__ int64_t at(int32_t edge) const { return int64_t{edge} * p.heads + head; }
-  __device__ A of_edge(const void* t, int32_t edge) const { return to_acc(__ldg(static_cast<const T*>(t) + at(edge))); }
-  __device__ A raw(int64_t slot, int32_t edge) const {
-    A s = of_row;
-    if (p.score) s += of_edge(p.score, edge);
-    if (p.src) s += of_edge(p.src, __ldg(p.m.col + slot));
-    return s;
+  __device__ void load(A (&v)[VEC], const void* t, int32_t edge) const {
+    load_vector<VEC>(v, static_cast<const T*>(t) + at(edge));
   }
-  __device__ A bent(A s) const { return s > 0 ? s : slope * s; }
+  __device__ void raw(A (&s)[VEC], int64_t slot, int32_t edge) const {
+    A part[VEC];
+#pragma unroll
+    for (int v = 0; v < VEC; ++v) s[v] = of_row[v];
+    if (p.score) {
+      load(part, p.score, edge);
+#pragma unroll
+      for (int v = 0; v < VEC; ++v) s[v] += part[v];
+    }
+    if (p.src) {
+      load(part, p.src, __ldg(p.m.col + slot));
+#pragma unroll
+      for (int v = 0; v < VEC; ++v) s[v] += part[v];
+    }
+  }
 
   __device__ Scores scores(int64_t base) const {
     Scores found;
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) found.edge[i] = edge_at(slot(base, i));
 #pragma unroll
-    for (int i = 0; i < kUnroll; ++i)
-      found.s[i] = found.edge[i] >= 0 ? bent(raw(slot(base, i), found.edge[i])) : static_cast<A>(-INFINITY);
+    for (int i = 0; i < kUnroll; ++i) {
+      const bool has = found.edge[i] >= 0;
+      if (has) raw(found.s[i], slot(base, i), found.edge[i]);
+#pragma unroll
+      for (int v = 0; v < VEC; ++v) {
+        A& s = found.s[i][v];
+        s = !has ? static_cast<A>(-INFINITY) : s > 0 ? s : slope * s;
+      }
+    }
     return found;
   }
   __device__ Gradients gradients(int64_t base) const {
@@ -92,8 +104,9 @@ struct Share {
     for (int i = 0; i < kUnroll; ++i) found.edge[i] = edge_at(slot(base, i));
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
-      found.prob[i] = found.edge[i] >= 0 ? of_edge(p.prob, found.edge[i]) : A{0};
-      found.grad[i] = found.edge[i] >= 0 ? of_edge(p.grad, found.edge[i]) : A{0};
+#pragma unroll
+      for (int v = 0; v < VEC; ++v) found.prob[i][v] = found.grad[i][v] = 0;
+      if (found.edge[i] >= 0) load(found.prob[i], p.prob, found.edge[i]), load(found.grad[i], p.grad, found.edge[i]);
     }
     return found;
   }
@@ -104,84 +117,122 @@ struct Share {
     for (int64_t base = slot(begin, kUnroll); base < end; base += int64_t{step} * kUnroll) f(load(base), base);
   }
 
-  __device__ Running<A> look(const Scores& first) const {
-    Running<A> found;
-    each(first, [&](int64_t base) { return scores(base); }, [&](const Scores& of, int64_t) { found.add(of.s); });
-    return found;
-  }
-  __device__ void write(const Scores& first, const Running<A>& all) const {
-    const A over = A{1} / all.sum;
+  __device__ void look(const Scores& first, Running<A> (&found)[VEC]) const {
     each(
         first, [&](int64_t base) { return scores(base); },
         [&](const Scores& of, int64_t) {
 #pragma unroll
-          for (int i = 0; i < kUnroll; ++i)
-            if (of.edge[i] >= 0) static_cast<T*>(p.out)[at(of.edge[i])] = from_acc<T>(exp(of.s[i] - all.most) * over);
+          for (int v = 0; v < VEC; ++v) {
+            A top = found[v].most;
+#pragma unroll
+            for (int i = 0; i < kUnroll; ++i) top = max(top, of.s[i][v]);  // of a number and NaN the number
+            if (top > found[v].most) found[v].sum *= exp(found[v].most - top), found[v].most = top;
+#pragma unroll
+            for (int i = 0; i < kUnroll; ++i)  // NaN stays, and infinity becomes it
+              found[v].sum += of.s[i][v] == -INFINITY ? A{0} : exp(of.s[i][v] - top);
+          }
         });
   }
-  __device__ A dot(const Gradients& first) const {
-    A total = 0;
+  __device__ void write(const Scores& first, const Running<A> (&all)[VEC]) const {
+    A over[VEC];
+#pragma unroll
+    for (int v = 0; v < VEC; ++v) over[v] = A{1} / all[v].sum;
+    each(
+        first, [&](int64_t base) { return scores(base); },
+        [&](const Scores& of, int64_t) {
+#pragma unroll
+          for (int i = 0; i < kUnroll; ++i) {
+            A found[VEC];
+#pragma unroll
+            for (int v = 0; v < VEC; ++v) found[v] = exp(of.s[i][v] - all[v].most) * over[v];
+            if (of.edge[i] >= 0) store_vector<VEC>(static_cast<T*>(p.out) + at(of.edge[i]), found);
+          }
+        });
+  }
+  __device__ void dot(const Gradients& first, A (&total)[VEC]) const {
     each(
         first, [&](int64_t base) { return gradients(base); },
         [&](const Gradients& of, int64_t) {
 #pragma unroll
-          for (int i = 0; i < kUnroll; ++i) total += of.prob[i] * of.grad[i];
+          for (int i = 0; i < kUnroll; ++i) {
+#pragma unroll
+            for (int v = 0; v < VEC; ++v) total[v] += of.prob[i][v] * of.grad[i][v];
+          }
         });
-    return total;
   }
-  // Returns the sum of what it writes.
-  __device__ A write_gradient(const Gradients& first, A total) const {
-    A sum = 0;
+  // Adds what it writes to `sum`.
+  __device__ void write_gradient(const Gradients& first, const A (&total)[VEC], A (&sum)[VEC]) const {
     each(
         first, [&](int64_t base) { return gradients(base); },
         [&](const Gradients& of, int64_t base) {
-          A factor[kUnroll];
-#pragma unroll
-          for (int i = 0; i < kUnroll; ++i)
-            factor[i] = slope == 1 || of.edge[i] < 0 || raw(slot(base, i), of.edge[i]) > 0 ? A{1} : slope;
 #pragma unroll
           for (int i = 0; i < kUnroll; ++i) {
-            const A found = of.prob[i] * (of.grad[i] - total) * factor[i];
-            if (of.edge[i] >= 0) static_cast<T*>(p.out)[at(of.edge[i])] = from_acc<T>(found), sum += found;
+            if (of.edge[i] < 0) continue;
+            A found[VEC], s[VEC];
+            if (slope != 1) raw(s, slot(base, i), of.edge[i]);
+#pragma unroll
+            for (int v = 0; v < VEC; ++v) {
+              found[v] = of.prob[i][v] * (of.grad[i][v] - total[v]) * (slope == 1 || s[v] > 0 ? A{1} : slope);
+              sum[v] += found[v];
+            }
+            store_vector<VEC>(static_cast<T*>(p.out) + at(of.edge[i]), found);
           }
         });
-    return sum;
   }
 };
 
-// `together` heads of a slot lie in neighbouring lanes, of long rows `in_block`. Blocks that come first take a long row of the
-// schedule and so many of its heads each, others rows and so many heads with `lanes` for each.
-template <class T, bool BACKWARD>
+// `together` lanes hold the heads of a slot, of long rows `in_block`. Blocks that come first take a long row of the schedule
+// and so many of its heads each, others rows and so many heads with `lanes` for each.
+template <class T, int VEC, bool BACKWARD>
 __global__ void __launch_bounds__(kThreads)
     edge_softmax_kernel(const EdgeSoftmaxArgs p, int lanes, int together, int in_block) {
   using A = acc_t<T>;
   const int4* items = reinterpret_cast<const int4*>(p.m.schedule);
   const int4 counts = count_items(p.m);
-  const int64_t for_block = p.m.num_block_items * (p.heads / in_block);
+  const int64_t units = p.heads / VEC, for_block = p.m.num_block_items * (units / in_block);
   if (blockIdx.x < for_block) together = in_block;
-  const int64_t per_row = p.heads / together;
-  A* to_dst = static_cast<A*>(p.to_dst);
+  const int64_t per_row = units / together;
   auto share = [&](int64_t row, int64_t task, int lane, int of) {
-    return Share<T>(p, row, task % per_row * together + lane % together, lane / together, of / together);
+    return Share<T, VEC>(p, row, (task % per_row * together + lane % together) * VEC, lane / together, of / together);
   };
+  auto store_sum = [&](const Share<T, VEC>& row, const A(&sum)[VEC]) {
+    A* to_dst = static_cast<A*>(p.to_dst);
+#pragma unroll
+    for (int v = 0; v < VEC; ++v)
+      if (to_dst) to_dst[row.row * p.heads + row.head + v] = sum[v];
+  };
+  auto add_up = [&](A(&sum)[VEC], int of) {
+    for (int o = together; o < of; o <<= 1) {
+#pragma unroll
+      for (int v = 0; v < VEC; ++v) sum[v] += __shfl_xor_sync(kAllLanes, sum[v], o);
+    }
+  };
+  auto merge = [&](Running<A>(&found)[VEC], int of) {
+    for (int o = together; o < of; o <<= 1) {
+#pragma unroll
+      for (int v = 0; v < VEC; ++v)
+        found[v].merge(__shfl_xor_sync(kAllLanes, found[v].most, o), __shfl_xor_sync(kAllLanes, found[v].sum, o));
+    }
+  };
+  A total[VEC] = {}, sum[VEC] = {};
+  Running<A> found[VEC];
   if (blockIdx.x >= for_block) {
     const int64_t task = ((blockIdx.x - for_block) * kThreads + threadIdx.x) / lanes, id = counts.z + task / per_row;
     const int t = static_cast<int>(threadIdx.x % lanes);
     const bool exists = id < counts.x;
-    Share<T> row = share(exists ? __ldg(items + id).x : 0, task, t, lanes);
+    Share<T, VEC> row = share(exists ? __ldg(items + id).x : 0, task, t, lanes);
     if (!exists) row.end = row.begin;
     if constexpr (BACKWARD) {
       const auto first = row.gradients(row.begin);
-      A total = row.dot(first);
-      for (int o = together; o < lanes; o <<= 1) total += __shfl_xor_sync(kAllLanes, total, o);
-      A sum = row.write_gradient(first, total);
-      for (int o = together; o < lanes; o <<= 1) sum += __shfl_xor_sync(kAllLanes, sum, o);
-      if (exists && to_dst && t < together) to_dst[row.row * p.heads + row.head] = sum;
+      row.dot(first, total);
+      add_up(total, lanes);
+      row.write_gradient(first, total, sum);
+      add_up(sum, lanes);
+      if (exists && t < together) store_sum(row, sum);
     } else {
       const auto first = row.scores(row.begin);
-      Running<A> found = row.look(first);
-      for (int o = together; o < lanes; o <<= 1)
-        found.merge(__shfl_xor_sync(kAllLanes, found.most, o), __shfl_xor_sync(kAllLanes, found.sum, o));
+      row.look(first, found);
+      merge(found, lanes);
       row.write(first, found);
     }
     return;
@@ -191,56 +242,78 @@ __global__ void __launch_bounds__(kThreads)
   if (id >= counts.z) return;
   const int4 item = __ldg(items + id);
   if (id < counts.y && item.w <= 0) return;  // a piece of a row, which the block of its first one takes as a whole
-  __shared__ A shared_most[kThreads / kWarp][kWarp], shared_sum[kThreads / kWarp][kWarp];
+  constexpr int kWarps = kThreads / kWarp;
+  __shared__ A shared_most[kWarps][kWarp][VEC], shared_sum[kWarps][kWarp][VEC];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, thread = static_cast<int>(threadIdx.x);
-  // Merges over the block, for each head.
-  auto merge = [&](Running<A> found, bool sums) {
-    for (int o = together; o < kWarp; o <<= 1) {
-      const A most = __shfl_xor_sync(kAllLanes, found.most, o), sum = __shfl_xor_sync(kAllLanes, found.sum, o);
-      sums ? void(found.sum += sum) : found.merge(most, sum);
-    }
+  const Share<T, VEC> row = share(item.x, blockIdx.x, thread, kThreads);
+  // Over the block, for each head.
+  auto add_up_all = [&](A(&sum)[VEC]) {
+    add_up(sum, kWarp);
     __syncthreads();  // the last values have been read
-    shared_most[warp][lane] = found.most, shared_sum[warp][lane] = found.sum;
+#pragma unroll
+    for (int v = 0; v < VEC; ++v) shared_sum[warp][lane][v] = sum[v], sum[v] = 0;
     __syncthreads();
-    found = Running<A>();
-    for (int w = 0; w < kThreads / kWarp; ++w)
-      sums ? void(found.sum += shared_sum[w][lane % together])
-           : found.merge(shared_most[w][lane % together], shared_sum[w][lane % together]);
-    return found;
+    for (int w = 0; w < kWarps; ++w) {
+#pragma unroll
+      for (int v = 0; v < VEC; ++v) sum[v] += shared_sum[w][lane % together][v];
+    }
   };
-  const Share<T> row = share(item.x, blockIdx.x, thread, kThreads);
-  Running<A> found;
   if constexpr (BACKWARD) {
     const auto first = row.gradients(row.begin);
-    found.sum = row.dot(first);
-    found.sum = row.write_gradient(first, merge(found, true).sum);
-    found.sum = merge(found, true).sum;
-    if (to_dst && thread < together) to_dst[row.row * p.heads + row.head] = found.sum;
+    row.dot(first, total);
+    add_up_all(total);
+    row.write_gradient(first, total, sum);
+    add_up_all(sum);
+    if (thread < together) store_sum(row, sum);
   } else {
     const auto first = row.scores(row.begin);
-    row.write(first, merge(row.look(first), false));
+    row.look(first, found);
+    merge(found, kWarp);
+#pragma unroll
+    for (int v = 0; v < VEC; ++v) {
+      shared_most[warp][lane][v] = found[v].most, shared_sum[warp][lane][v] = found[v].sum;
+      found[v] = Running<A>();
+    }
+    __syncthreads();
+    for (int w = 0; w < kWarps; ++w) {
+#pragma unroll
+      for (int v = 0; v < VEC; ++v) found[v].merge(shared_most[w][lane % together][v], shared_sum[w][lane % together][v]);
+    }
+    row.write(first, found);
   }
+}
+
+template <class T, int VEC>
+void launch_edge_softmax(const EdgeSoftmaxArgs& args, cudaStream_t stream) {
+  const int64_t units = args.heads / VEC;
+  const int together = static_cast<int>(std::min<int64_t>(kWarp, units & -units));  // the lowest bit that is set
+  const int in_block = std::min(together, std::max(1, kSector / static_cast<int>(sizeof(T) * VEC)));
+  int lanes = together;
+  while (lanes < kWarp && int64_t{lanes} / together * 2 * args.m.num_rows <= args.m.num_edges) lanes *= 2;
+  const int64_t tasks = (args.m.num_items - args.m.num_block_items) * (units / together), per_block = kThreads / lanes;
+  const int64_t blocks = args.m.num_block_items * (units / in_block) + (tasks + per_block - 1) / per_block;
+  GNNFAST_CHECK(blocks <= 2147483647, tasks, " rows times heads are more than one CUDA launch can start");
+  const unsigned grid = static_cast<unsigned>(blocks);
+  if (args.prob)
+    edge_softmax_kernel<T, VEC, true><<<grid, kThreads, 0, stream>>>(args, lanes, together, in_block);
+  else
+    edge_softmax_kernel<T, VEC, false><<<grid, kThreads, 0, stream>>>(args, lanes, together, in_block);
 }
 
 }  // namespace
 
 void Cuda::edge_softmax(const EdgeSoftmaxArgs& args, const Tensor& ref) {
   const Launch launch(ref);
-  const int together = static_cast<int>(std::min<int64_t>(kWarp, args.heads & -args.heads));  // the lowest bit that is set
-  int lanes = together;
-  while (lanes < kWarp && int64_t{lanes} / together * 2 * args.m.num_rows <= args.m.num_edges) lanes *= 2;
-  const int64_t tasks = (args.m.num_items - args.m.num_block_items) * (args.heads / together), per_block = kThreads / lanes;
   dispatch_cuda(dtype_of("the scores", ref), [&](auto type) {
     using T = typename decltype(type)::type;
-    // All wait for the longest row: a block reads no more of a slot than the sector that it must.
-    const int in_block = std::min(together, kSector / static_cast<int>(sizeof(T)));
-    const int64_t blocks = args.m.num_block_items * (args.heads / in_block) + (tasks + per_block - 1) / per_block;
-    GNNFAST_CHECK(blocks <= 2147483647, tasks, " rows times heads are more than one CUDA launch can start");
-    const unsigned grid = static_cast<unsigned>(blocks);
-    if (args.prob)
-      edge_softmax_kernel<T, true><<<grid, kThreads, 0, launch.stream>>>(args, lanes, together, in_block);
+    constexpr int VEC = std::min(kVec<T>, 4);  // more would take too many registers
+    bool wide = args.heads % VEC == 0;
+    for (const void* t : {args.score, args.dst, args.src, args.prob, args.grad, const_cast<const void*>(args.out)})
+      wide = wide && aligned16(t);
+    if (wide)
+      launch_edge_softmax<T, VEC>(args, launch.stream);
     else
-      edge_softmax_kernel<T, false><<<grid, kThreads, 0, launch.stream>>>(args, lanes, together, in_block);
+      launch_edge_softmax<T, 1>(args, launch.stream);
   });
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
