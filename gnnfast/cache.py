@@ -16,7 +16,7 @@
 - The graph that carries edge features to where edges end (:data:`cache`, :mod:`gnnfast.pyg.adjacency`): as a graph, with it.
 - The graphs of edges with types (:data:`cache`, :mod:`gnnfast.pyg.relations`, :mod:`gnnfast.pyg.relational_attention`): by
   ``edge_index``, the types and, if nodes are given by numbers, these, as they were, and all sizes. Nobody else sees them.
-- The graph of edges with a loop at each node (:data:`cache`, :mod:`gnnfast.pyg.attention`): by the ``edge_index`` as it was, and
+- The graph of edges with a loop at each node (:data:`cache`, :mod:`gnnfast.pyg.loops`): by the ``edge_index`` as it was, and
   the numbers of nodes. Nobody else sees it.
 - Weights in slot order (``graph.edge_values``): by graph and constant weights as they were. Let go with the weights; the last 4.
 - Which kernel the selector chose (``Edges.choices``): by all that it is chosen by, while the regret is below the limit it gave.

@@ -1,6 +1,5 @@
-"""Attention without a feature row per edge: GATConv, GATv2Conv, TransformerConv, AGNNConv and FAConv as a whole, the ``message()``
-of TransformerConv (a dot product per edge) where another forward calls it, and ``torch_geometric.utils.softmax`` over the edges of
-a graph that is known."""
+"""Attention without a feature row per edge: GATConv, GATv2Conv and TransformerConv as a whole, and the ``message()`` of the last (a
+dot product per edge) where another forward calls it."""
 
 from __future__ import annotations
 
@@ -13,31 +12,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnfast.cache import Sightings, cache, keep_if_captured
+from gnnfast.cache import Sightings, cache
 from gnnfast.config import settings
-from gnnfast.dispatch import edges, execute
+from gnnfast.dispatch import execute
 from gnnfast.dispatch.execute import Narrow, softmax
 from gnnfast.dispatch.select import cannot_win
-from gnnfast.dispatch.several import degrees
 from gnnfast.graph import Graph
 from gnnfast.graph.checks import saved_tensors_are_watched
-from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.patching import class_of, is_dispatched
-from gnnfast.pyg import bounded, guards, lazy
-from gnnfast.pyg.adjacency import Listed, graph_of, incidence_of, key_of, running
-from gnnfast.pyg.kinds import version_of
-from gnnfast.pyg.known import replaced_in_attention, replaced_in_layer, replaced_in_softmax
-from gnnfast.pyg.layers import REORDERED, is_product, normalise
-from gnnfast.pyg.loops import kept_edges, with_self_loops
+from gnnfast.pyg import bounded, guards
+from gnnfast.pyg.adjacency import graph_of, incidence_of
+from gnnfast.pyg.known import replaced_in_attention
+from gnnfast.pyg.layers import REORDERED, is_product
+from gnnfast.pyg.loops import kept_edges, looped_graph, with_loops, with_self_loops
 from gnnfast.pyg.messages import DOT_ATTENTION, Message
-from gnnfast.pyg.rows import Rows
-from gnnfast.pyg.verdict import check_module, check_steps
+from gnnfast.pyg.verdict import check_module
 from gnnfast.reporting import ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
 
 _hooks = operator.itemgetter("_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")
-_OVERRIDES = ("propagate", "edge_updater", "edge_update", "edge_collect")
+OVERRIDES = ("propagate", "edge_updater", "edge_update", "edge_collect")
 
 
 def _make_conv(parts: Parts) -> Callable[[FunctionType], Callable[..., Any]]:
@@ -55,7 +50,7 @@ def _make_conv(parts: Parts) -> Callable[[FunctionType], Callable[..., Any]]:
             try:
                 pair = x if type(x) is tuple else (x, x)
                 _check(known, parts, module, pair, edge_index, edge_attr, size, weights)
-                graph, looped = _graph(module, pair, edge_index, bool(weights) or edge_attr is not None)
+                graph, looped = graph_of_layer(module, pair, edge_index, bool(weights) or edge_attr is not None)
                 # Made before PyG's own parts run, so that nothing of a layer runs twice.
                 graph.args(csc=torch.is_grad_enabled())
                 given = None if edge_attr is None else _of_edges(parts, module, edge_index, edge_attr, graph)
@@ -149,12 +144,12 @@ def _check(known: Any, parts: Parts, module: Any, pair: Any, edge_index: Any, ed
     check_layer(known, parts, module)
     own = module.__dict__
     like = pair[0] if parts.parameter is None else own["_parameters"].get(parts.parameter)
-    _check_tensors(pair, like, edge_index)
+    check_tensors(pair, like, edge_index)
     if torch.is_autocast_enabled(edge_index.device.type):
         check_autocast(parts, like, edge_attr)
     if size is not None and (type(size) not in (tuple, list) or [*size] != [pair[0].shape[0], pair[1].shape[0]]):
         raise Unsupported("size is not that of the features")
-    if weights and parts.drops_weights and _dropout(module):
+    if weights and parts.drops_weights and dropout_of(module):
         raise Unsupported("the coefficients that are returned are those after dropout")
     edge_layer = own["_modules"].get("lin_edge")
     if edge_attr is not None or (edge_layer is not None and parts.message is DOT_ATTENTION):
@@ -185,7 +180,7 @@ def as_summed(t: Tensor) -> Tensor:
     return t.to(dtype) if (dtype := summed_dtype(t)) is not t.dtype else t
 
 
-def _check_tensors(pair: Any, like: Any, edge_index: Any) -> None:
+def check_tensors(pair: Any, like: Any, edge_index: Any) -> None:
     """Raises Unsupported if kernels do not take features, a parameter and edges together."""
     for name, t in (("x", pair[0]), ("x", pair[1]), ("att", like)):
         reason = guards.operand(name, t)
@@ -248,7 +243,7 @@ def _check_added_rows(module: Any, pair: Any, edge_attr: Tensor, like: Tensor) -
 def check_layer(known: Any, parts: Parts, module: Any) -> None:
     """Raises Unsupported if the layer is not what PyG wrote, or an option is not served."""
     own, cls = module.__dict__, type(module)
-    if cls is not known or not own.keys().isdisjoint(_OVERRIDES):
+    if cls is not known or not own.keys().isdisjoint(OVERRIDES):
         raise Unsupported("a method is another than the layer's")
     verdict = check_module(module)
     if verdict.message != parts.message or verdict.reduce != "sum" or verdict.update is not None:
@@ -269,36 +264,16 @@ def check_layer(known: Any, parts: Parts, module: Any) -> None:
         raise Unsupported("an option is not served")
 
 
-def _graph(module: Any, pair: tuple[Tensor, Tensor], edge_index: Tensor, weights: bool) -> tuple[Any, Tensor]:
+def graph_of_layer(module: Any, pair: tuple[Tensor, Tensor], edge_index: Tensor, weights: bool) -> tuple[Any, Tensor]:
     """The graph of a layer and its ``edge_index``, with self loops where the layer adds them: kept with the user's. Listed as PyG
     lists them only where somebody sees it, as how many edges there then are only a GPU knows."""
     num_src, num_dst = pair[0].shape[0], pair[1].shape[0]
     if not getattr(module, "add_self_loops", False):
         return graph_of(edge_index, num_src, num_dst, True), edge_index
     current = settings()
-    listed = weights or not edge_index.is_cuda or (_dropout(module) and current.dropout == "framework")
+    listed = weights or not edge_index.is_cuda or (dropout_of(module) and current.dropout == "framework")
     listed = listed or current.sample != "off" or current.kernel == "sampled"  # whose kernels take no format that leaves edges out
     return looped_graph(edge_index, num_src, num_dst, listed)
-
-
-def looped_graph(edge_index: Tensor, num_src: int, num_dst: int, listed: bool) -> tuple[Graph, Tensor]:
-    """The graph with self loops, and its edges if they are ``listed``, else as given: kept with the user's ``edge_index``. Raises
-    Unsupported."""
-    key = "self loops" if listed else "a loop at each node", num_src, num_dst
-
-    def make() -> Graph:
-        if not listed:
-            return Graph.with_loops(edge_index, num_src, num_dst)
-        return Listed(with_self_loops(edge_index, min(num_src, num_dst)), num_src, num_dst, True)
-
-    if guards.capturing(edge_index.device):
-        found: Any = cache.find((edge_index,), key)
-        if found is None:
-            raise Unsupported("a CUDA graph is being captured, and the self loops are not known; run once before")
-        keep_if_captured(found)
-    else:
-        found = cache.get((edge_index,), key, make)
-    return found, found.edge_index if listed else edge_index
 
 
 def _of_edges(parts: Parts, module: Any, edge_index: Tensor, edge_attr: Tensor, graph: Graph) -> OfEdges:
@@ -342,7 +317,7 @@ def _gat(module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: T
     if fits and given is not None and _has_linear_scores(module, given.attr, h_src):
         score = _edge_scores(module, given, graph, looped)
         alpha = softmax(graph, score, a_dst, a_src, module.negative_slope, place=place)
-        alpha = _dropped(module, alpha)
+        alpha = after_dropout(module, alpha)
         out = execute.aggregate(graph, h_src, alpha, "sum", place=place, training=module.training)
     elif not fits or given is not None:  # what hooks and replaced parts gave, or scores that may be anything: as PyG goes on
         looped, edge_attr = _as_pyg_lists(module, (h_src.shape[0], h_dst.shape[0]), looped, given)
@@ -356,7 +331,7 @@ def _gat(module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: T
             a_dst,
             a_src,
             module.negative_slope,
-            _dropout(module),
+            dropout_of(module),
             place=place,
             training=module.training,
             weights=bool(weights),
@@ -390,28 +365,6 @@ def _edge_scores(module: Any, given: OfEdges, graph: Any, looped: Tensor) -> Ten
     return torch.nn.functional.linear(with_loops(given.columns, given.found, graph, looped, module.fill_value), weight)
 
 
-def with_loops(rows: Tensor, kept: Tensor | None, graph: Graph, looped: Tensor, fill: Any) -> Tensor:
-    """``rows`` of a user's edges ``[E, D]`` as PyG lists edges: those ``kept``, and then those of the self loops that a layer adds
-    with its ``fill_value``."""
-    if kept is None:
-        return rows
-    rows = rows if kept.numel() == rows.shape[0] else rows.index_select(0, kept)
-    nodes = min(graph.num_src, graph.num_dst)
-    if not isinstance(fill, str) or fill != "mean":
-        from torch_geometric.utils.loop import compute_loop_attr
-
-        return torch.cat([rows, compute_loop_attr(looped[:, : kept.numel()], rows, nodes, False, fill)])
-    # Sums over all edges, of which loops have none yet, by how many the others are.
-    ends = edges.Ends(looped[1], looped[0], lambda: graph)
-    sums = edges.reduce(torch.cat([rows, rows.new_zeros(nodes, rows.shape[1])]), ends, "sum")[:nodes]
-    return torch.cat([rows, sums / others(graph, rows.dtype)])
-
-
-def others(graph: Graph, dtype: torch.dtype) -> Tensor:
-    """By how many edges other than its loop a node's mean is divided, ``[N, 1]``."""
-    return (degrees(graph, dtype)[: min(graph.num_src, graph.num_dst)] - 1).clamp(min=1)
-
-
 def gatv2_operands(module: Any, x: Any, pair: Any) -> tuple[Tensor | None, Tensor, Tensor]:
     """The residual, and the projected features of sources ``[N, H C]`` and destinations ``[M, H C]``."""
     res = None if getattr(module, "res", None) is None else module.res(pair[1])
@@ -432,7 +385,7 @@ def _gatv2(
     shape, att = heads * width, module.att
     fits = _is_plain(left, (graph.num_src, shape), att) and _is_plain(right, (graph.num_dst, shape), att)
     out: Tensor | None = None
-    how: Any = dict(dropout=_dropout(module), place=place)
+    how: Any = dict(dropout=dropout_of(module), place=place)
     if fits and att.shape == (1, heads, width):
         edge = None if given is None else module.lin_edge(with_loops(given.columns, given.found, graph, looped, module.fill_value))
         out = execute.gatv2_attention(graph, right, left, att.view(-1), heads, module.negative_slope, edge=edge, **how)
@@ -461,7 +414,7 @@ def _transformer(
     elif fits:
         scale = 1 / math.sqrt(width)
         out, alpha = execute.dot_attention(
-            graph, query, key, value, heads, scale, _dropout(module), place=place, training=module.training
+            graph, query, key, value, heads, scale, dropout_of(module), place=place, training=module.training
         )
         fused = alpha is None
         if fused and weights:
@@ -484,7 +437,7 @@ def _of_edges_too(
     ask, rows, restore = products_of_edges(module, given.attr)
     score = execute.dot(graph, query, key, heads, place) + execute.dot(of_edges, ask(query), rows, heads, place)
     alpha = softmax(graph, score / math.sqrt(module.out_channels), place=place)
-    dropped = _dropped(module, alpha)
+    dropped = after_dropout(module, alpha)
     how: Any = dict(place=place, training=module.training)
     of_rows = restore(execute.aggregate(of_edges, rows, dropped, "sum", **how))
     return execute.aggregate(graph, value, dropped, "sum", **how) + of_rows, alpha
@@ -536,13 +489,13 @@ def _as_pyg_lists(module: Any, rows: tuple[int, int], looped: Tensor, given: OfE
     return add_self_loops(*remove_self_loops(given.edge_index, given.attr), fill_value=module.fill_value, num_nodes=min(rows))  # type: ignore[no-any-return]
 
 
-def _dropout(module: Any) -> float:
+def dropout_of(module: Any) -> float:
     return getattr(module, "dropout", 0.0) if module.training else 0.0
 
 
-def _dropped(module: Any, alpha: Tensor) -> Tensor:
+def after_dropout(module: Any, alpha: Tensor) -> Tensor:
     """Coefficients after dropout, drawn as PyG draws it."""
-    dropout = _dropout(module)
+    dropout = dropout_of(module)
     return torch.nn.functional.dropout(alpha, p=dropout, training=True) if dropout else alpha
 
 
@@ -578,102 +531,6 @@ TRANSFORMER = Parts(
 make_gat_conv, make_gatv2_conv, make_transformer_conv = map(_make_conv, (GAT, GATV2, TRANSFORMER))
 
 
-# ---- layers with one coefficient an edge ---------------------------------------------------------------------------------------
-def check_simple(known: Any, module: Any) -> None:
-    """Raises Unsupported if a layer that sums ``x [N, F]`` with coefficients is not what PyG wrote."""
-    own, cls = module.__dict__, type(module)
-    if cls is not known or not own.keys().isdisjoint(_OVERRIDES) or not is_dispatched(cls.propagate):
-        raise Unsupported("a method is another than the layer's")
-    if check_steps(module).reduce != "sum":
-        raise Unsupported("the layer aggregates something else")
-    reason = replaced_in_layer(cls)
-    if reason or own["node_dim"] not in (-2, 0) or own["flow"] != "source_to_target":
-        raise Unsupported(f"{reason} is not the known one" if reason else "an option is not served")
-
-
-def _check_simple(known: Any, module: Any, x: Any, edge_index: Any) -> None:
-    """The same, and if kernels do not take its operands."""
-    reason = guards.context()
-    if reason:
-        raise Unsupported(reason)
-    check_simple(known, module)
-    _check_tensors((x, x), x, edge_index)
-    if torch.is_autocast_enabled(x.device.type):
-        raise Unsupported("autocast is on")
-
-
-def make_agnn_conv(original: FunctionType) -> Callable[..., Any]:
-    """A dispatcher for the ``forward(x, edge_index)`` of AGNNConv (Thekumparampil et al., 2018): attention by cosines."""
-    known = class_of(original)
-
-    def agnn_conv(module: Any, x: Any, edge_index: Any) -> Any:
-        place = f"pyg {type(module).__name__}"
-        try:
-            _check_simple(known, module, x, edge_index)
-            reason, beta = replaced_in_attention(known), module.beta
-            reason = reason or guards.operand("beta", beta)
-            if reason or beta.shape != (1,) or beta.dtype is not x.dtype or beta.device != x.device:
-                raise Unsupported(reason or "beta does not fit")
-            graph, _ = _graph(module, (x, x), edge_index, False)
-            graph.args(csc=torch.is_grad_enabled())
-        except Unsupported as error:
-            ran(place, "in parts", str(error))  # which say themselves how they ran
-            return NotImplemented
-        except (IndexError, ValueError):  # PyG raises its own
-            return NotImplemented
-        unit = torch.nn.functional.normalize(x, p=2.0, dim=-1)
-        if torch.is_grad_enabled() and not x.requires_grad:
-            x = x.clone()  # PyG keeps none, so that users may write into theirs
-        out, alpha = execute.dot_attention(graph, beta * unit, unit, x, 1, 1.0, place=place, training=module.training)
-        return out.clone() if alpha is None and out.requires_grad else out  # theirs may be written into
-
-    return agnn_conv
-
-
-def make_fa_conv(original: FunctionType) -> Callable[..., Any]:
-    """A dispatcher for the ``forward(x, x_0, edge_index, edge_weight, return_attention_weights)`` of FAConv (Bo et al., AAAI
-    2021)."""
-    known = class_of(original)
-
-    def fa_conv(module: Any, x: Any, x_0: Any, edge_index: Any, edge_weight: Any, weights: Any) -> Any:
-        place = f"pyg {type(module).__name__}"
-        if (
-            type(x) is type(edge_index) is Tensor
-            and x.is_cuda
-            and x.dim() == edge_index.dim() == 2
-            and cannot_win(edge_index.shape[1] * x.shape[1] * x.element_size(), torch.is_grad_enabled(), settings())
-        ):
-            return NotImplemented  # propagate says so
-        try:
-            _check_simple(known, module, x, edge_index)
-            dropout = module.dropout
-            if weights is not None or type(dropout) not in (int, float) or not 0 <= dropout <= 1:
-                raise Unsupported("an option is not served")
-            if module.normalize != (edge_weight is None):
-                raise Unsupported("PyG says what is wrong with edge_weight")
-            # Dropout is drawn for edges as PyG lists them.
-            reduce = "" if _dropout(module) else "sum"
-            edge_index, edge_weight, graph = normalise(module, x, edge_index, edge_weight, reduce, original)
-            reason = guards.operand("edge_weight", edge_weight)
-            if reason or edge_weight.shape != edge_index.shape[1:] or edge_weight.dtype is not x.dtype:
-                raise Unsupported(reason or "edge_weight does not fit")
-            graph = graph_of(edge_index, x.shape[0], x.shape[0], True) if graph is None else graph
-            if torch.is_grad_enabled() or not x.is_cuda:
-                graph.args(csc=torch.is_grad_enabled())
-        except Unsupported as error:
-            ran(place, "in parts", str(error))  # which say themselves how they ran
-            return NotImplemented
-        except (IndexError, ValueError):  # PyG raises its own
-            return NotImplemented
-        ends = edges.Ends(edge_index[1], edge_index[0], lambda: graph)
-        alpha = edges.gather(module.att_l(x), ends, BY_SRC) + edges.gather(module.att_r(x), ends, BY_DST)
-        alpha = _dropped(module, alpha.tanh().squeeze(-1))
-        out = execute.aggregate(graph, x, alpha * edge_weight, "sum", place=place, training=module.training, copies=True)
-        return out if module.eps == 0.0 else out + module.eps * x_0
-
-    return fa_conv
-
-
 # ---- TransformerConv ---------------------------------------------------------------------------------------------------------
 def dot_attention(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any], place: str) -> Tensor:
     """What ``propagate`` of TransformerConv returns, ``[num_dst, H, C]``: the values of the in-neighbours, weighted by the softmax
@@ -705,65 +562,9 @@ def dot_attention(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, 
         q, k, v = (t.reshape(t.shape[0], heads * width) for t in (query, key, value))
         scale, training = 1 / math.sqrt(width), module.training
         out, alpha = execute.dot_attention(
-            graph, q, k, v, heads, scale, _dropout(module), place=place, training=training, weights=True
+            graph, q, k, v, heads, scale, dropout_of(module), place=place, training=training, weights=True
         )
     except (IndexError, ValueError) as error:  # PyG raises its own
         raise Unsupported(f"invalid input: {error}") from None
     module._alpha = alpha
     return out.view(graph.num_dst, heads, width)
-
-
-# ---- softmax -----------------------------------------------------------------------------------------------------------------
-def _graph_of_messages(index: Any, num_nodes: Any) -> Graph | None:
-    """The graph of the edges whose ``message()`` runs, if ``index`` are its destinations; PyG finds the number of nodes itself."""
-    if running.messages is None:
-        return None
-    ends, version = running.messages
-    if not ends.are_destinations(index) or version_of(index) != version:
-        return None
-    graph: Graph = ends.towards(BY_DST)
-    return graph if num_nodes in (None, graph.num_dst) else None
-
-
-def _graph_of_base(index: Any, num_nodes: Any) -> Graph | None:
-    """The kept graph of an ``edge_index`` of as many sources as destinations, of which ``index`` is the row of destinations."""
-    base = getattr(index, "_base", None)
-    if base is None or type(num_nodes) is not int or type(base) is not Tensor:
-        return None
-    kept = cache.origin(base)  # first, as most calls end here
-    graph: Graph | None = cache.find((base if kept is None else kept,), key_of(num_nodes, num_nodes, True))
-    if graph is None or base.dim() != 2 or not base.is_contiguous():
-        return None
-    edges = index.numel()
-    is_row = base.shape == (2, edges) and index.shape == (edges,) and index.stride() == (1,)
-    return graph if is_row and index.storage_offset() == base.storage_offset() + edges else None
-
-
-def make_softmax(original: FunctionType) -> Callable[..., Any]:
-    """A dispatcher for ``softmax(src, index, ptr, num_nodes, dim)``: served where ``index`` is the row of destinations of an
-    ``edge_index`` whose graph is kept."""
-
-    def softmax_of(src: Any, index: Any, ptr: Any, num_nodes: Any, dim: Any) -> Any:
-        if type(src) is Rows:
-            return NotImplemented if replaced_in_softmax() else lazy.softmax(src, index, num_nodes, dim)
-        if ptr is not None or (dim != 0 and (dim != -src.dim() or src.is_cuda)):  # the latter of messages: lazy.softmax
-            return NotImplemented
-        graph = _graph_of_messages(index, num_nodes) or _graph_of_base(index, num_nodes)
-        if graph is None or not graph.has(False) or replaced_in_softmax():
-            return NotImplemented
-        if guards.context() or guards.operand("src", src) or src.dim() not in (1, 2) or src.dtype not in FEATURE_DTYPES:
-            return NotImplemented
-        if src.shape[0] != graph.num_edges or src.device != index.device:
-            return NotImplemented
-        if torch.is_autocast_enabled(src.device.type):
-            return NotImplemented
-        if torch.is_grad_enabled() and saved_tensors_are_watched():
-            return NotImplemented  # the graph may be known by now only in the repetition of a forward pass
-        try:
-            out = softmax(graph, src if src.dim() == 2 else src[:, None], place="pyg softmax")
-        except (Unsupported, IndexError, ValueError):
-            return NotImplemented
-        out = out if src.dim() == 2 else out.squeeze(1)
-        return out.clone() if out.requires_grad else out  # users may write into theirs before the backward pass
-
-    return softmax_of

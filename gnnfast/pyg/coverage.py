@@ -18,7 +18,7 @@ _MORE_MODULES = ("attentive_fp", "linkx", "lpformer", "schnet", "visnet")  # of 
 
 # By what layers are served as a whole, by the module that serves them.
 _WHOLE = {
-    "gnnfast.pyg.attention": "attention",
+    **dict.fromkeys(("gnnfast.pyg.attention", "gnnfast.pyg.coefficients"), "attention"),
     "gnnfast.pyg.layers": "linear parts, aggregation, bias and root",
     "gnnfast.pyg.pna": "products at nodes, all statistics in one walk over the edges; with edge features, of messages that exist",
     "gnnfast.pyg.relational_attention": "products once for each node and type of edges, attention over all",

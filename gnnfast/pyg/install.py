@@ -16,14 +16,8 @@ from typing import Any
 from gnnfast import reporting
 from gnnfast.patching import Patches, Unknown, fingerprint
 from gnnfast.pyg import known
-from gnnfast.pyg.attention import (
-    make_agnn_conv,
-    make_fa_conv,
-    make_gat_conv,
-    make_gatv2_conv,
-    make_softmax,
-    make_transformer_conv,
-)
+from gnnfast.pyg.attention import make_gat_conv, make_gatv2_conv, make_transformer_conv
+from gnnfast.pyg.coefficients import make_agnn_conv, make_fa_conv
 from gnnfast.pyg.general import make_scatter
 from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG, make_gin_conv, make_gine_conv, make_layer, make_linear
 from gnnfast.pyg.loops import flipped, make_add_self_loops, make_in_place, make_remove_self_loops, make_side_by_side
@@ -33,6 +27,7 @@ from gnnfast.pyg.pna import make_pna_conv
 from gnnfast.pyg.propagate import generic, propagate
 from gnnfast.pyg.relational_attention import make_rgat_conv
 from gnnfast.pyg.relations import biases_of_types, make_hetero_linear, make_rgcn_conv
+from gnnfast.pyg.softmax import make_softmax
 from gnnfast.pyg.sparse import make_spmm
 
 MESSAGE_PASSING = "torch_geometric.nn.conv.message_passing"

@@ -1,6 +1,6 @@
 """Self loops that layers remove and add in every forward pass, edges that they turn around, and those of several types that they
 put side by side: remembered with the user's ``edge_index`` from its second use on. Users get copies, which are known to equal what
-is kept, so that the graph of these is found again."""
+is kept, so that the graph of these is found again. And the graphs of layers that add a loop to each node, with its features."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ import torch
 from torch import Tensor
 
 from gnnfast.cache import Sightings, cache, keep_if_captured
+from gnnfast.dispatch import edges
+from gnnfast.dispatch.several import degrees
+from gnnfast.graph import Graph
 from gnnfast.graph.checks import usable_later
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import guards
+from gnnfast.pyg.adjacency import Listed
 from gnnfast.pyg.known import replaced_in_loops
 from gnnfast.pyg.norm import keeps_to_itself
 from gnnfast.pyg.small import are_few
@@ -182,3 +186,45 @@ def _copy_of_kept(edge_index: Tensor, key: Hashable, make: Callable[[], Tensor])
     """A copy of that, and no attributes of edges."""
     kept = _kept((edge_index,), key, make)
     return NotImplemented if kept is None else (_copy(kept), None)  # PyG's own would wait for the device
+
+
+def looped_graph(edge_index: Tensor, num_src: int, num_dst: int, listed: bool) -> tuple[Graph, Tensor]:
+    """The graph with self loops, and its edges if they are ``listed``, else as given: kept with the user's ``edge_index``. Raises
+    Unsupported."""
+    key = "self loops" if listed else "a loop at each node", num_src, num_dst
+
+    def make() -> Graph:
+        if not listed:
+            return Graph.with_loops(edge_index, num_src, num_dst)
+        return Listed(with_self_loops(edge_index, min(num_src, num_dst)), num_src, num_dst, True)
+
+    if guards.capturing(edge_index.device):
+        found: Any = cache.find((edge_index,), key)
+        if found is None:
+            raise Unsupported("a CUDA graph is being captured, and the self loops are not known; run once before")
+        keep_if_captured(found)
+    else:
+        found = cache.get((edge_index,), key, make)
+    return found, found.edge_index if listed else edge_index
+
+
+def with_loops(rows: Tensor, kept: Tensor | None, graph: Graph, looped: Tensor, fill: Any) -> Tensor:
+    """``rows`` of a user's edges ``[E, D]`` as PyG lists edges: those ``kept``, and then those of the self loops that a layer adds
+    with its ``fill_value``."""
+    if kept is None:
+        return rows
+    rows = rows if kept.numel() == rows.shape[0] else rows.index_select(0, kept)
+    nodes = min(graph.num_src, graph.num_dst)
+    if not isinstance(fill, str) or fill != "mean":
+        from torch_geometric.utils.loop import compute_loop_attr
+
+        return torch.cat([rows, compute_loop_attr(looped[:, : kept.numel()], rows, nodes, False, fill)])
+    # Sums over all edges, of which loops have none yet, by how many the others are.
+    ends = edges.Ends(looped[1], looped[0], lambda: graph)
+    sums = edges.reduce(torch.cat([rows, rows.new_zeros(nodes, rows.shape[1])]), ends, "sum")[:nodes]
+    return torch.cat([rows, sums / others(graph, rows.dtype)])
+
+
+def others(graph: Graph, dtype: torch.dtype) -> Tensor:
+    """By how many edges other than its loop a node's mean is divided, ``[N, 1]``."""
+    return (degrees(graph, dtype)[: min(graph.num_src, graph.num_dst)] - 1).clamp(min=1)

@@ -14,6 +14,7 @@ from torch import Tensor
 from gnnfast.dispatch.passes import serves_attention
 from gnnfast.patching import class_of
 from gnnfast.pyg import attention as eager
+from gnnfast.pyg.coefficients import check_simple
 from gnnfast.pyg.compiled import ops
 from gnnfast.pyg.compiled.questions import (
     ATTENTION_TIMES,
@@ -202,7 +203,7 @@ def _agnn_conv(known: Any) -> Callable[..., Any]:
 def _look_at_cosines(known: Any, module: Any, x: Any, edge_index: Any, beta: Any, loops: bool, *_: Any) -> str | None:
     """The place of the report; ``None`` if PyG's own must run: its parts are served, or say why not."""
     try:
-        eager.check_simple(known, module)
+        check_simple(known, module)
         reason = context() or replaced_in_attention(known)
         check_edges(edge_index)
         for t in (x, beta):

@@ -1,0 +1,81 @@
+"""``torch_geometric.utils.softmax`` over the edges of a graph that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnfast.cache import cache
+from gnnfast.dispatch.execute import softmax
+from gnnfast.graph import Graph
+from gnnfast.graph.checks import saved_tensors_are_watched
+from gnnfast.graph.formats import BY_DST
+from gnnfast.pyg import guards, lazy
+from gnnfast.pyg.adjacency import key_of, running
+from gnnfast.pyg.kinds import version_of
+from gnnfast.pyg.known import replaced_in_softmax
+from gnnfast.pyg.rows import Rows
+from gnnfast.types import FEATURE_DTYPES
+from gnnfast.unsupported import Unsupported
+
+
+def _graph_of_messages(index: Any, num_nodes: Any) -> Graph | None:
+    """The graph of the edges whose ``message()`` runs, if ``index`` are its destinations; PyG finds the number of nodes itself."""
+    if running.messages is None:
+        return None
+    ends, version = running.messages
+    if not ends.are_destinations(index) or version_of(index) != version:
+        return None
+    graph: Graph = ends.towards(BY_DST)
+    return graph if num_nodes in (None, graph.num_dst) else None
+
+
+def _graph_of_base(index: Any, num_nodes: Any) -> Graph | None:
+    """The kept graph of an ``edge_index`` of as many sources as destinations, of which ``index`` is the row of destinations."""
+    base = getattr(index, "_base", None)
+    if base is None or type(num_nodes) is not int or type(base) is not Tensor:
+        return None
+    kept = cache.origin(base)  # first, as most calls end here
+    graph: Graph | None = cache.find((base if kept is None else kept,), key_of(num_nodes, num_nodes, True))
+    if graph is None or base.dim() != 2 or not base.is_contiguous():
+        return None
+    edges = index.numel()
+    is_row = base.shape == (2, edges) and index.shape == (edges,) and index.stride() == (1,)
+    return graph if is_row and index.storage_offset() == base.storage_offset() + edges else None
+
+
+def make_softmax(original: FunctionType) -> Callable[..., Any]:
+    """A dispatcher for ``softmax(src, index, ptr, num_nodes, dim)``: served where ``index`` is the row of destinations of an
+    ``edge_index`` whose graph is kept."""
+
+    def softmax_of(src: Any, index: Any, ptr: Any, num_nodes: Any, dim: Any) -> Any:
+        if type(src) is Rows:
+            found = NotImplemented if replaced_in_softmax() else lazy.softmax(src, index, num_nodes, dim)
+            if found is not NotImplemented:
+                return found
+            src = src.value()
+        if ptr is not None or dim not in (0, -src.dim()):
+            return NotImplemented
+        graph = _graph_of_messages(index, num_nodes) or _graph_of_base(index, num_nodes)
+        if graph is None or not graph.has(False) or replaced_in_softmax():
+            return NotImplemented
+        if guards.context() or guards.operand("src", src) or src.dim() not in (1, 2) or src.dtype not in FEATURE_DTYPES:
+            return NotImplemented
+        if src.shape[0] != graph.num_edges or src.device != index.device:
+            return NotImplemented
+        if torch.is_autocast_enabled(src.device.type):
+            return NotImplemented
+        if torch.is_grad_enabled() and saved_tensors_are_watched():
+            return NotImplemented  # the graph may be known by now only in the repetition of a forward pass
+        try:
+            out = softmax(graph, src if src.dim() == 2 else src[:, None], place="pyg softmax")
+        except (Unsupported, IndexError, ValueError):
+            return NotImplemented
+        out = out if src.dim() == 2 else out.squeeze(1)
+        return out.clone() if out.requires_grad else out  # users may write into theirs before the backward pass
+
+    return softmax_of
