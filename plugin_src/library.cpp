@@ -40,8 +40,10 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   m.def("sddmm(" GNNFAST_GRAPH
         ", Tensor a, Tensor b, int heads, Tensor? weight=None, Tensor? value=None, Tensor? arg=None) -> Tensor");
   m.def("sddmm_coo(Tensor row, Tensor column, Tensor a, Tensor b, int heads) -> Tensor");
-  m.def("combine_ends(Tensor row, Tensor column, Tensor a, Tensor b, int op) -> Tensor");  // CPU only: sddmm/sddmm_cpu.cpp
-  m.def("scatter_first(Tensor grad, Tensor arg, int num_edges, int heads) -> Tensor");     // CPU only, likewise
+  m.def("scatter_first(Tensor grad, Tensor arg, int num_edges, int heads) -> Tensor");  // CPU only: sddmm/sddmm_cpu.cpp
+  // ends/ends.h
+  m.def("gather_ends(Tensor row, Tensor a) -> Tensor");  // CUDA only
+  m.def("combine_ends(Tensor row, Tensor column, Tensor a, Tensor b, int op) -> Tensor");
   // edge_relu/edge_relu.h
   m.def("edge_relu(" GNNFAST_GRAPH ", Tensor x, Tensor w, bool train) -> (Tensor, Tensor)");
   m.def("edge_relu_backward(" GNNFAST_GRAPH ", Tensor kept, Tensor grad, bool need_w) -> (Tensor, Tensor)");

@@ -121,7 +121,11 @@ def gsddmm(gidx: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "
         if src.shape[1:].numel():
             out = execute.dot(graph, as_rows(dst), as_rows(src), shape.numel(), place)
             return out.squeeze(1) if src.dim() == 1 else out.view(graph.num_edges, *shape, 1)
-    lhs, rhs = (_at(graph, data, target) for data, target in zip(_aligned(lhs_data, rhs_data), (lhs_target, rhs_target)))
+    lhs, rhs = _aligned(lhs_data, rhs_data)
+    if op != "dot" and {lhs_target, rhs_target} == {"u", "v"} and lhs.shape[1:] == rhs.shape[1:] and edges.combines(lhs, rhs):
+        side = BY_SRC if lhs_target == "u" else BY_DST
+        return edges.combine(as_rows(lhs), as_rows(rhs), _ends(graph), side, op).view(graph.num_edges, *lhs.shape[1:])
+    lhs, rhs = _at(graph, lhs, lhs_target), _at(graph, rhs, rhs_target)
     if op == "add":
         return lhs + rhs
     if op == "mul" or lhs.dim() == 1:

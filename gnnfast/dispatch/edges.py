@@ -13,7 +13,7 @@ from torch import Tensor
 from gnnfast import _native
 from gnnfast.graph import Graph
 from gnnfast.graph.formats import BY_DST
-from gnnfast.types import EXTREMA, Matrix
+from gnnfast.types import EXTREMA, FEATURE_DTYPES, Matrix
 
 if _native.cpu.loaded:
     from gnnfast.ops.convert import empty
@@ -54,15 +54,28 @@ def gather(x: Tensor, ends: Ends, side: int) -> Tensor:
 
 
 def _gathered(x: Tensor, ids: Tensor) -> Tensor:
-    if x.is_cuda or x.dim() != 2 or torch.compiler.is_compiling() or type(x) is not Tensor:
+    if torch.compiler.is_compiling() or type(x) is not Tensor or not x.dim() or x.layout is not torch.strided:
+        return x.index_select(0, ids)
+    if x.is_cuda:
+        if x.dtype not in FEATURE_DTYPES or _native.missing("cuda"):
+            return x.index_select(0, ids)
+        with below_autograd():
+            return shaped(torch.ops.gnnfast.gather_ends.default(ids, _rows(x)[0]), x.shape[1:])
+    if x.dim() != 2:
         return x.index_select(0, ids)
     with below_autograd():
         return torch.index_select(x, 0, ids, out=empty(x, ids.numel(), x.shape[1]))
 
 
+def combines(*rows: Tensor) -> bool:
+    """Whether there is a kernel for :func:`combine` of rows of nodes."""
+    dtypes = FEATURE_DTYPES if rows[0].is_cuda else (torch.float32, torch.float64)
+    return all(x.dtype is rows[0].dtype and x.dtype in dtypes for x in rows)
+
+
 def combine(lhs: Tensor, rhs: Tensor, ends: Ends, side: int, how: str) -> Tensor:
-    """On a CPU, ``lhs [nodes, F]`` at the end of each edge on a side, plus, minus (``how`` is ``"add"`` or ``"sub"``) or times
-    (``"mul"``) ``rhs [nodes, F]`` at its other end: ``[E, F]``. Nothing else of that size is made."""
+    """``lhs [nodes, F]`` at the end of each edge on a side, plus, minus (``how`` is ``"add"`` or ``"sub"``) or times (``"mul"``)
+    ``rhs [nodes, F]`` of its dtype at its other end: ``[E, F]``. Nothing else of that size is made."""
     if torch.is_grad_enabled() and (lhs.requires_grad or rhs.requires_grad):
         return _combine(lhs, rhs, ends, side, how)  # type: ignore[no-any-return]
     return _combined(lhs, rhs, ends, side, how)
@@ -84,7 +97,7 @@ def reduce(messages: Tensor, ends: Ends, how: str, side: int = BY_DST) -> Tensor
 
 
 def _rows(messages: Tensor) -> tuple[Tensor, int]:
-    """``[E, F]``, and the bytes of a row."""
+    """As ``[E, F]``, and the bytes of a row."""
     width = messages.shape[1:].numel()
     return messages.reshape(messages.shape[0], width), width * messages.element_size()
 
@@ -170,7 +183,7 @@ class _Extremum(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         messages, out, ids = ctx.saved_tensors
         with torch.no_grad():
-            attains = (messages == out.index_select(0, ids)).to(messages.dtype)
+            attains = (messages == _gathered(out, ids)).to(messages.dtype)
             shares = _added(attains, ctx.ends, ctx.side, False) + (out == 0)
         return attains * _gather(grad / shares, ctx.ends, ctx.side, ids), None, None, None, None
 

@@ -71,8 +71,14 @@ def _coo_backward(ctx: Any, _: Any, kept: Any, needs: Any, grad: Tensor) -> tupl
     return None, None, grad_a, grad_b, None
 
 
-# combine_ends(row [E], column [E], a [M, F], b [N, F], op) -> [E, F]: sums (op 0), differences (1) or products (2) of the rows at
-# both ends of each edge. :mod:`gnnfast.dispatch.edges` has its gradient.
+# gather_ends(row [E], a [M, F]) -> [E, F]: the rows at one end of each edge, on CUDA alone. combine_ends(row [E], column [E],
+# a [M, F], b [N, F], op) -> [E, F]: sums (op 0), differences (1) or products (2) of the rows at both ends.
+# :mod:`gnnfast.dispatch.edges` has their gradients.
+
+
+@torch.library.register_fake("gnnfast::gather_ends")
+def _(row: Tensor, a: Tensor) -> Tensor:
+    return a.new_empty(row.shape[0], a.shape[1])
 
 
 @torch.library.register_fake("gnnfast::combine_ends")

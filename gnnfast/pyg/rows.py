@@ -140,7 +140,7 @@ class Call:
 
     def combine(self, pair: Pair) -> Tensor:
         a, b = pair.a, pair.b
-        if a.x.is_cuda:
+        if not edges.combines(a.x, b.x):
             return getattr(a.now(), pair.how)(b.now())  # type: ignore[no-any-return]
         rows = [k.kept() if pair.how == "mul" else k.x for k in (a, b)]
         lhs, rhs = (t.flatten(1).contiguous() if t.dim() > 1 else t.contiguous().unsqueeze(1) for t in rows)

@@ -1,5 +1,5 @@
-"""What one pass over the edges makes on a CPU, against the same edge by edge: sums, means and extrema of a node's features plus or
-minus an edge's; what both ends of edges have; and arrays of many pages."""
+"""What one pass over the edges makes, against the same edge by edge: on a CPU sums, means and extrema of a node's features plus or
+minus an edge's, and arrays of many pages; what an end of edges has, or both have."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from graphs import GRAPHS, TOLERANCE, relative_error
 from gnnfast import Graph
 from gnnfast.dispatch import edges, execute
 from gnnfast.dispatch.edges import Ends
+from gnnfast.graph import ids as graph_ids
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.ops import convert
 
@@ -141,6 +142,7 @@ def test_what_is_refused():
         (ids, ids, a, a[:, :2], 0, "b"),
         (ids, ids, a.half(), a.half(), 0, "float32"),
         (ids, ids, a, a, 3, "op"),
+        (ids, ids, a, a[:0], 0, "no nodes"),
     ):
         with pytest.raises(RuntimeError, match=match):
             _ops.combine_ends(row, column, x, y, op)
@@ -149,25 +151,61 @@ def test_what_is_refused():
     assert torch.equal(_ops.scatter_first(torch.ones(1, 3), arg, 2, 3), torch.tensor([[0.0, 0, 0], [0, 0, 1]]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("how", ["add", "sub", "mul"])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_both_ends(name, how, dtype):
+def test_both_ends(name, how, dtype, device):
+    if device.type == "cpu" and dtype.itemsize == 2:
+        pytest.skip("on a CPU such rows are gathered first")
     edge_index, num_src, num_dst = GRAPHS[name]()
+    edge_index = edge_index.to(device)
     graph = Graph.from_edge_index(edge_index, (num_src, num_dst))
     ends = Ends(edge_index[1], edge_index[0], lambda: graph)
-    x, y = torch.randn(num_src, 6, dtype=dtype, requires_grad=True), torch.randn(num_dst, 6, dtype=dtype, requires_grad=True)
-    for side, (lhs, rhs) in ((BY_SRC, (x, y)), (BY_DST, (y, x))):
-        mine, other = (edge_index[0], edge_index[1]) if side == BY_SRC else (edge_index[1], edge_index[0])
-        expected = getattr(torch, how)(lhs[mine], rhs[other])
-        out = edges.combine(lhs, rhs, ends, side, how)
-        assert torch.equal(out, expected)
-        seed = torch.randn_like(out)
-        for ours, theirs in zip(torch.autograd.grad(out, (x, y), seed), torch.autograd.grad(expected, (x, y), seed)):
-            assert relative_error(ours, theirs) < TOLERANCE[dtype]
+    for width in (6, 8, 1):
+        x, y = (torch.randn(n, width, dtype=dtype, device=device, requires_grad=True) for n in (num_src, num_dst))
+        for side, (lhs, rhs) in ((BY_SRC, (x, y)), (BY_DST, (y, x))):
+            mine, other = (edge_index[0], edge_index[1]) if side == BY_SRC else (edge_index[1], edge_index[0])
+            out = edges.combine(lhs, rhs, ends, side, how)
+            assert torch.equal(out, getattr(torch, how)(lhs[mine], rhs[other]))
+            expected, seed = getattr(torch, how)(lhs.double()[mine], rhs.double()[other]), torch.randn_like(out)
+            wanted = torch.autograd.grad(expected, (x, y), seed.double())
+            for ours, theirs in zip(torch.autograd.grad(out, (x, y), seed), wanted):
+                assert relative_error(ours, theirs) < TOLERANCE[dtype]
     if dtype is torch.float64 and name == "random":
         torch.autograd.gradcheck(lambda a, b: edges.combine(a, b, ends, BY_SRC, how), (x, y))
         torch.autograd.gradgradcheck(lambda a, b: edges.combine(a, b, ends, BY_SRC, how), (x, y))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+def test_rows_at_an_end(ids, dtype, device):
+    for name, make in GRAPHS.items():
+        edge_index, num_src, num_dst = make()
+        edge_index = edge_index.to(device, ids)
+        graph = Graph.from_edge_index(edge_index, (num_src, num_dst))
+        ends = Ends(edge_index[1], edge_index[0], lambda graph=graph: graph)
+        for shape in ((), (1,), (3,), (16,), (2, 8), (129,), (0,)):
+            x = torch.randn(num_src, *shape, device=device).mul(3).to(dtype)
+            found = edges.gather(x, ends, BY_SRC)
+            assert torch.equal(found, x[edge_index[0]]), (name, shape)
+            strided = torch.stack([x, x], -1)[..., 0]
+            assert torch.equal(edges.gather(strided, ends, BY_SRC), found)
+            later = x[1:]  # which may begin at any address
+            ends_of_later = Ends(edge_index[1], (edge_index[0] - 1).clamp(min=0), lambda: None)
+            assert torch.equal(edges.gather(later, ends_of_later, BY_SRC), later[ends_of_later.ids[BY_SRC]])
+
+
+def test_ids_out_of_range_are_said_on_a_gpu(device):
+    if device.type == "cpu":
+        pytest.skip("they are an error at once: test_what_is_refused")
+    graph_ids.watch(torch.zeros(1, device=device))
+    x, bad = torch.ones(4, 8, device=device), torch.tensor([0, 4, -1, 3], device=device)
+    for run in (lambda: _ops.gather_ends(bad, x), lambda: _ops.combine_ends(bad, bad, x, x, 0)):
+        out = run()
+        with pytest.raises(IndexError, match=r"out of range \[0, 4\)"):
+            torch.cuda.synchronize()
+        assert out[:, 0].tolist() in ([1, 0, 0, 1], [2, 0, 0, 2])
+    torch.library.opcheck(_ops.gather_ends.default, (bad.clamp(0, 3), x))
 
 
 @pytest.mark.parametrize("rows", [3, convert.MANY_PAGES // 64, convert.MANY_PAGES // 64 + 12_345])

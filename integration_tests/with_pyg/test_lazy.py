@@ -143,6 +143,17 @@ def test_softmax_of_scores_that_exist(graph, given, device):
     assert not report.fallbacks and (graph == "no_edges" or "edge softmax" in {kernel for _, kernel, _ in report.kernels})
 
 
+@pytest.mark.parametrize("heads", [1, 2, 8, 40])
+@pytest.mark.parametrize("graph", ["random", "hub", "isolated", "self_loops_and_duplicates", "no_edges"])
+def test_softmax_of_scores_that_could_be_summed(graph, heads, device):
+    """For which there are kernels, but none that makes a softmax of them: they exist, and their softmax is one kernel."""
+    layer = Layer(lambda m, i, j, attr, at: j * softmax((i - j).repeat(1, 5)[:, :heads].tanh(), *at).sum(1, True))
+    whole = Layer(lambda m, i, j, attr, at: j * softmax((i - j).tanh(), *at))
+    for each in (layer, whole):
+        report = compare(each.to(device, torch.float64), *arguments(graph, device), tolerance=1e-9)
+        assert graph == "no_edges" or "edge softmax" in {kernel for _, kernel, _ in report.kernels}
+
+
 def test_softmax_of_other_edges(device):
     """A message() that turns its edges around, or calls another layer, gets what it asks for."""
     inner = Layer(lambda m, i, j, attr, at: j * softmax(i.exp().sum(1, True), at[0])).to(device, torch.float64)

@@ -19,6 +19,7 @@ struct ReduceBackwardArgs;
 struct ReduceEdgesArgs;
 struct SoftmaxReduceArgs;
 struct SoftmaxBackwardArgs;
+struct EndsArgs;
 struct SddmmArgs;
 struct EdgeSoftmaxArgs;
 struct AttentionArgs;
@@ -44,6 +45,7 @@ struct Cpu {
   static void multi_reduce_edges(const ReduceEdgesArgs& args, const Tensor& x);
   static void softmax_reduce(const SoftmaxReduceArgs& args, const Tensor& x);
   static void softmax_reduce_backward(const SoftmaxBackwardArgs& args, const Tensor& x);
+  static void ends(const EndsArgs& args, const Tensor& a);
   static void sddmm(const SddmmArgs& args, const Tensor& a);
   static void edge_softmax(const EdgeSoftmaxArgs& args, const Tensor& ref);
   static void attention(const AttentionArgs& args, const Tensor& x);
@@ -73,6 +75,7 @@ struct Cuda {
   static void multi_reduce_edges(const ReduceEdgesArgs& args, const Tensor& x);
   static void softmax_reduce(const SoftmaxReduceArgs& args, const Tensor& x);
   static void softmax_reduce_backward(const SoftmaxBackwardArgs& args, const Tensor& x);
+  static void ends(const EndsArgs& args, const Tensor& a);
   static void sddmm(const SddmmArgs& args, const Tensor& a);
   static void edge_softmax(const EdgeSoftmaxArgs& args, const Tensor& ref);
   static void attention(const AttentionArgs& args, const Tensor& x);

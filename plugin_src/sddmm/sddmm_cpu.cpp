@@ -44,54 +44,6 @@ void first_products(const SddmmArgs& p) {
                [&](int64_t id, int64_t i, int64_t f) { return a[i] * b[column_of[id] * p.width + f]; });
 }
 
-enum CombineOp : int64_t { kAdd, kSubtract, kMultiply };
-
-template <class T, class I, CombineOp OP>
-void combine_rows(const Tensor& row, const Tensor& column, const Tensor& a, const Tensor& b, Tensor& out) {
-  const int64_t edges = row.size(0), width = a.size(1), chunks = thread_count(edges * work_of_edge(width), kGrain);
-  const I *rows = row.const_data_ptr<I>(), *columns = column.const_data_ptr<I>();
-  const T *of_rows = a.const_data_ptr<T>(), *of_columns = b.const_data_ptr<T>();
-  T* made = out.mutable_data_ptr<T>();
-  for (const auto& [ids, size] : {std::pair{rows, a.size(0)}, std::pair{columns, b.size(0)}})
-    for (int64_t e = 0; e < edges; ++e)
-      GNNFAST_CHECK(ids[e] >= 0 && ids[e] < size, "an id of ", ids[e], " is out of range [0, ", size, ")");
-  parallel_chunks(chunks, [&](int64_t c) {
-    for (int64_t e = edges * c / chunks; e < edges * (c + 1) / chunks; ++e) {
-      const T *x = of_rows + rows[e] * width, *y = of_columns + columns[e] * width;
-      T* to = made + e * width;
-#pragma GCC ivdep
-      for (int64_t f = 0; f < width; ++f) to[f] = OP == kAdd ? x[f] + y[f] : OP == kSubtract ? x[f] - y[f] : x[f] * y[f];
-    }
-  });
-}
-
-// a[row] op b[column] of each edge, [E, F], float or double: what is written decides, so no instruction set does.
-Tensor combine_ends(const Tensor& row_, const Tensor& column_, const Tensor& a_, const Tensor& b_, int64_t op) {
-  const Tensor a = check_features("a", a_, -1), b = check_features("b", b_, -1);
-  const Tensor row = as_contiguous(row_), column = as_contiguous(column_);
-  check_dtype("b", b, a.scalar_type());
-  check_size("b", b, 1, a.size(1));
-  check_dim("row", row, 1);
-  check_dtype("column", column, row.scalar_type());
-  check_size("column", column, 0, row.size(0));
-  GNNFAST_CHECK(row.scalar_type() == ScalarType::Int || row.scalar_type() == ScalarType::Long, "ids must be int32 or int64");
-  GNNFAST_CHECK(a.scalar_type() == ScalarType::Float || a.scalar_type() == ScalarType::Double, "a must be float32 or float64");
-  GNNFAST_CHECK(op >= kAdd && op <= kMultiply, "op must be 0, 1 or 2, got ", op);
-  Tensor out = make_empty(a, {row.size(0), a.size(1)}, a.scalar_type());
-  auto of_op = [&](auto type, auto index) {
-    using T = typename decltype(type)::type;
-    using I = typename decltype(index)::type;
-    if (op == kAdd) return combine_rows<T, I, kAdd>(row, column, a, b, out);
-    if (op == kSubtract) return combine_rows<T, I, kSubtract>(row, column, a, b, out);
-    combine_rows<T, I, kMultiply>(row, column, a, b, out);
-  };
-  auto of_index = [&](auto type) {
-    row.scalar_type() == ScalarType::Int ? of_op(type, Type<int32_t>{}) : of_op(type, Type<int64_t>{});
-  };
-  a.scalar_type() == ScalarType::Float ? of_index(Type<float>{}) : of_index(Type<double>{});
-  return out;
-}
-
 // grad [M, F] at the edges that arg [M, F] names (-1: none), summed over the features of a head: [E, H], float or double. No
 // two rows name one edge.
 Tensor scatter_first(const Tensor& grad_, const Tensor& arg_, int64_t num_edges, int64_t heads) {
@@ -133,7 +85,6 @@ void Cpu::sddmm(const SddmmArgs& args, const Tensor& a) {
 
 STABLE_TORCH_LIBRARY_IMPL(gnnfast, CPU, m) {
   m.impl("sddmm", TORCH_BOX(&sddmm<Cpu>));
-  m.impl("combine_ends", TORCH_BOX(&combine_ends));
   m.impl("scatter_first", TORCH_BOX(&scatter_first));
   m.impl("sddmm_coo", TORCH_BOX(&sddmm_coo<Cpu>));
 }
