@@ -652,8 +652,8 @@ def test_bad_ids_are_an_error(device):
 
 
 # ---- the ops -----------------------------------------------------------------------------------------------------------------
-def _cases(device):
-    x, edge_index, weight = graph_of("random", device)
+def _cases(device, graph="random"):
+    x, edge_index, weight = graph_of(graph, device)
     n = x.shape[0]
     plain, looped, listed, incidence = (
         (edge_index, n, n, True, form, "test") for form in ("given", "looped", "listed", "incidence")
@@ -709,7 +709,7 @@ def test_ops(device):
 
 
 def test_ops_of_sums_have_second_derivatives(device):
-    for op, arguments in _cases(device):
+    for op, arguments in (*_cases(device, "self_loops_and_duplicates"), *_cases(device, "isolated")):
         if op not in (ops.SPMM, ops.GCN, ops.SDDMM, ops.SPMM_BACKWARD):
             continue
         leaves = [t for t in arguments if isinstance(t, torch.Tensor) and t.requires_grad]
