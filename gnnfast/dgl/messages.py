@@ -123,8 +123,7 @@ def gsddmm(gidx: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "
             return out.squeeze(1) if src.dim() == 1 else out.view(graph.num_edges, *shape, 1)
     lhs, rhs = _aligned(lhs_data, rhs_data)
     if op != "dot" and {lhs_target, rhs_target} == {"u", "v"} and lhs.shape[1:] == rhs.shape[1:] and edges.combines(lhs, rhs):
-        side = BY_SRC if lhs_target == "u" else BY_DST
-        return edges.combine(as_rows(lhs), as_rows(rhs), _ends(graph), side, op).view(graph.num_edges, *lhs.shape[1:])
+        return pair_of_ends(graph, op, lhs, rhs, lhs_target, place)
     lhs, rhs = _at(graph, lhs, lhs_target), _at(graph, rhs, rhs_target)
     if op == "add":
         return lhs + rhs
@@ -296,7 +295,7 @@ def reduce_edges(graph: Graph, data: Tensor, reduce: str, place: str, finite: bo
 
 
 def pair_of_ends(graph: Graph, op: str, lhs: Tensor, rhs: Tensor, lhs_target: str, place: str) -> Tensor:
-    """``lhs op rhs`` of features of one shape at both ends of each edge, on a CPU."""
+    """``lhs op rhs`` of features of one shape at both ends of each edge."""
     side = BY_SRC if lhs_target == "u" else BY_DST
     ran(place, "edges", "one pass over the edges")
     return edges.combine(as_rows(lhs), as_rows(rhs), _ends(graph), side, op).view(graph.num_edges, *lhs.shape[1:])
