@@ -26,6 +26,7 @@ KERNELS = (
     (r"chunks of edges", "PyG's message(), in chunks that fit the memory"),
     (r"edges", "both ends of each edge, in one pass"),
     (r"edges (\w+)", r"\1 over rows of edges"),
+    (r"rows of edges", "operations of PyG's message() on rows of edges"),
     (r"by edge type", "one edge type after the other"),
     (r"in parts", "attention in several kernels"),
     (r"in one operation|remembered|remembered structure", "GCN normalisation"),
@@ -33,12 +34,13 @@ KERNELS = (
     (r"PyG's own", "PyG's own operations"),
 )
 # Counted beside the aggregation that they belong to.
-PARTS = ("linear first", "sparse product", "in one operation", "remembered", "remembered structure", "on the host", "in parts")
+PARTS = ("linear first", "sparse product", "in one operation", "remembered", "remembered structure", "on the host", "in parts",
+         "rows of edges")  # fmt: skip
 
 # Kernels around the framework's own code: what of a call that code is.
 OWN_CODE = (
     (r"gathers and reductions", "PyG's message() and aggregation run over rows of edges"),
-    (r"gathers and .*|chunks of edges", "PyG's message() makes rows of edges"),
+    (r"gathers and .*|chunks of edges|rows of edges", "PyG's message() makes rows of edges"),
 )
 
 SMALL = re.compile(r"too small to gain|a small graph that was not met before")  # left alone: the host decides
@@ -76,6 +78,7 @@ ADVICE = (
      "copy_u and u_mul_e with sum, mean, max, min, and u_dot_v are served; on a CPU copy_e, u_add_e, u_sub_e, u_add_v etc. too"),
     (r"a Python function", "use built-in functions, such as dgl.function.u_mul_e and dgl.function.sum"),
     (r"faster in DGL|are faster to train", "nothing to do: DGL is faster here"),
+    (r"message\(\) runs", "what it does to each row of x_i or x_j alone costs less before propagate(), a row for each node"),
     (r"message\(\) is not x_j", "gnnfast.profile() says what message() takes; x_j and edge_weight * x_j are served without it"),
     (r"do not agree", "the same dtype and device for features and the layer, or torch.autocast"),
     (r"an option is not served", "leave the layer's options at their defaults, where the model allows"),

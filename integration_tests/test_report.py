@@ -87,6 +87,26 @@ def test_messages_of_pyg_are_counted_apart():
     assert all(note.advice for note in notes.values()) and "pyg GINConv" not in notes
 
 
+def test_operations_of_a_message_on_rows_of_edges_are_named(device):
+    """Though a kernel sums what they give."""
+
+    class Twisted(pyg.MessagePassing):
+        def forward(self, x, edge_index):
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_i, x_j):
+            return (x_i - x_j).cumsum(1).sin() * x_j
+
+    x, edge_index = torch.rand(200, 64, device=device), _edges(200, 2000, device)
+    for _ in range(3):
+        Twisted()(x, edge_index)
+    report = gnnfast.report()
+    (note,) = report.notes()
+    assert "0% on gnnfast's kernels, 100% in part (PyG's message())" in report.headline()
+    assert note.calls == note.of == 3 and note.advice
+    assert note.why == "served in part, PyG's message() makes rows of edges: message() runs cumsum on [edges, 64]"
+
+
 def test_calls_left_to_the_framework_for_their_size_are_too_small():
     reporting.fell_back("dgl u_add_v", "too small to gain")
     reporting.ran("dgl copy_u_sum", "gar sum", "CSR exists")

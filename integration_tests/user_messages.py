@@ -120,6 +120,41 @@ def written_through_a_view(m, i, j, attr, at):
     return before + m.lin(j) + (seen * attr.detach().view(-1, 1, 1)).view(-1, F)
 
 
+def written_through_parts(m, i, j, attr, at):
+    first, second, third = j[:, :2], j[:, 2:4], j[:, 4:]
+    before = first * 1
+    heads = j.view(-1, H, C).transpose(1, 2)
+    third.mul_(3)
+    heads[:, 0] += 1
+    second.view(-1, 2)[:, 0] = 5.0
+    return j * attr.detach() + before.sum(1, keepdim=True) + third.sum(-1, True) * attr.detach() + second.narrow(1, 0, 1)
+
+
+def elements(m, i, j, attr, at):
+    functional = tnn.functional
+    bent = functional.celu(functional.mish(j), 0.7) + functional.selu(j) * functional.hardtanh(j) - functional.relu6(j)
+    bent = bent + functional.hardsigmoid(j) * functional.hardswish(j) - functional.softsign(j) * functional.logsigmoid(j)
+    return (bent + functional.tanhshrink(j) + j.sin() - torch.cos(j) * j.erf() + j.clamp(min=-0.5, max=1) + j.clone()) * attr
+
+
+def within_rows(m, i, j, attr, at):
+    functional = tnn.functional
+    by_head = j.view(-1, H, C)
+    shares = functional.softmax(by_head, dim=-1) * torch.softmax(by_head, 1) + by_head.softmax(-1) * functional.log_softmax(
+        by_head, 2
+    )
+    scaled = j.norm(dim=1, keepdim=True) * j
+    normed = functional.layer_norm(j, (F,), m.att.flatten(), m.lin.bias) + functional.layer_norm(by_head, (C,)).flatten(1)
+    return (
+        shares.flatten(1)
+        + scaled
+        + normed
+        + functional.prelu(j, m.wide.bias)
+        + j.mean(-1, keepdim=True)
+        + by_head.mean((1, 2))[:, None]
+    )
+
+
 def activated_in_place(m, i, j, attr, at):
     seen = j.view(-1, H, C)
     tnn.functional.leaky_relu(j, 0.2, True)
@@ -165,9 +200,9 @@ def caught(m, i, j, attr, at):
         return j
 
 
-# (function, whether heads have a dimension, whether messages need not exist; GATES: for sums and means; ATTENDS: nor what they are
-# weighted by for sums)
-GATES, ATTENDS = "gates", "attends"
+# (function, whether heads have a dimension, whether messages need not exist; GATES: for sums and means; SUMS: likewise, as several
+# that are reduced one by one; ATTENDS: nor what they are weighted by for sums)
+GATES, SUMS, ATTENDS = "gates", "sums", "attends"
 MESSAGES = {
     "attention": (attention, True, True),
     "dots": (dots, False, True),
@@ -183,7 +218,7 @@ MESSAGES = {
     "scaled": (lambda m, i, j, attr, at: (2 * j - 1) / 3 + m.att.view(1, F), False, True),
     "difference": (lambda m, i, j, attr, at: (j - i) * attr, False, GATES),
     "destinations": (lambda m, i, j, attr, at: i * attr, False, GATES),
-    "reversed": (lambda m, i, j, attr, at: (1 - j) * attr + (i - m.att.view(-1)), False, GATES),
+    "reversed": (lambda m, i, j, attr, at: (1 - j) * attr + (i - m.att.view(-1)), False, SUMS),
     "gate": (lambda m, i, j, attr, at: torch.sigmoid(m.lin(i) + j) * m.lin(j), False, GATES),
     "gate with edges": (lambda m, i, j, attr, at: (m.wide(attr) + (i + j)).sigmoid() * j, False, GATES),
     "gate of edges": (lambda m, i, j, attr, at: m.wide(attr).tanh() * (i - j).tanh(), False, GATES),
@@ -212,6 +247,26 @@ MESSAGES = {
     "flattened": (lambda m, i, j, attr, at: (j * attr.unsqueeze(-1)).flatten(1), True, True),
     "indexed": (lambda m, i, j, attr, at: torch.cat([j[:, :1] * attr, j[:, 1:]], 1), False, False),
     "transposed": (lambda m, i, j, attr, at: (j.t() * attr.view(-1)).t(), False, False),
+    "a part": (lambda m, i, j, attr, at: j[:, 2:] * attr, False, True),
+    "a part of heads": (lambda m, i, j, attr, at: (i[..., 1:].flatten(1) + j[:, :, None, :-1].flatten(1)).tanh(), True, GATES),
+    "chunks": (lambda m, i, j, attr, at: j.chunk(2, dim=-1)[0].sigmoid() * torch.chunk(j, 2, 1)[1], False, True),
+    "splits of both ends": (lambda m, i, j, attr, at: i.split(C, 1)[0] + torch.split(j, [F - C, C], dim=-1)[1], False, GATES),
+    "unbound heads": (lambda m, i, j, attr, at: j.unbind(1)[0] * attr.view(-1, 1) + j.select(1, 1).sin(), True, SUMS),
+    "turned": (lambda m, i, j, attr, at: j.transpose(1, 2).flatten(1) * attr + i.permute(0, 2, 1).reshape(-1, F), True, SUMS),
+    "turned and viewed": (lambda m, i, j, attr, at: j.permute((0, -1, 1)).contiguous().view(-1, F) * attr, True, False),
+    "weighted rows and others": (lambda m, i, j, attr, at: j * attr + m.lin(i) - (j * attr.square() - m.wide(attr)), False, SUMS),
+    "gates and others": (lambda m, i, j, attr, at: (i + j).sigmoid() * j - ((i - j).tanh() + attr * j) + i, False, GATES),
+    "edges and weighted rows": (lambda m, i, j, attr, at: m.wide(attr).sin() - j * attr, False, SUMS),
+    "one edge of all": (lambda m, i, j, attr, at: j[:1] * attr + i[-1:, :1], False, False),
+    "elements": (elements, False, True),
+    "within rows": (within_rows, False, True),
+    "normalised": (lambda m, i, j, attr, at: tnn.functional.normalize(j, dim=-1) * attr, False, True),
+    "along edges": (lambda m, i, j, attr, at: torch.softmax(j, 0) + tnn.functional.normalize(j, dim=0) * j.mean(), False, False),
+    "squares": (lambda m, i, j, attr, at: (i - j).pow(2) + torch.square(i - j) + j**2, False, GATES),
+    "square of a sum": (lambda m, i, j, attr, at: (i + j) ** 2, False, GATES),
+    "from one": (lambda m, i, j, attr, at: (1 - j.sigmoid()) * (2.0 - j.square()) * attr, False, True),
+    "as it is": (lambda m, i, j, attr, at: j.to(j.dtype).double().to(torch.float64) * attr, False, True),
+    "written through parts": (written_through_parts, False, False),
     "einsum": (lambda m, i, j, attr, at: torch.einsum("ef,eg->ef", j, attr), False, False),
     "mean over edges": (lambda m, i, j, attr, at: j - j.mean(0), False, True),
     "without gradient": (without_gradient, False, False),
@@ -229,10 +284,12 @@ MESSAGES = {
     "asked": (by_type, False, True),
     "dot attention": (attends, False, ATTENDS),
     "dot attention by one head": (attends_by_one_head, False, ATTENDS),
-    "dot attention, indexed": (attends_with_heads, True, False),
+    "dot attention, indexed": (attends_with_heads, True, SUMS),
     "dot attention with heads": (lambda m, i, j, attr, at: j * softmax((i * j).sum(-1), *at).unsqueeze(-1), True, ATTENDS),
+    "dot attention, seen": (lambda m, i, j, attr, at: (i * j).sum(-1).softmax(1)[..., None] * j[:, None].squeeze(1), True, True),
+    "dot attention with one more": (lambda m, i, j, attr, at: j * softmax((i * j).sum(-1), *at)[..., None], True, ATTENDS),
     "dot attention, weighted": (lambda m, i, j, attr, at: attends(m, i, j, attr, at) * attr, False, True),
-    "dot attention of others": (lambda m, i, j, attr, at: m.wide(j[:, :1]) * softmax((i * j).sum(-1, True), *at), False, False),
+    "dot attention of others": (lambda m, i, j, attr, at: m.wide(j[:, :1]) * softmax((i * j).sum(-1, True), *at), False, ATTENDS),
     "sum attention": (lambda m, i, j, attr, at: weighted_by(sums(m, i, j, attr, at), m, j, at), False, True),
     "sum attention, leaky": (
         lambda m, i, j, attr, at: weighted_by(tnn.functional.leaky_relu(sums(m, i, j, attr, at), 0.2), m, j, at),

@@ -117,6 +117,8 @@ def propagate(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
         rows.settle()  # what message() has given to somebody
         if found_out is not None:
             rows.learn_passes(_widest_row(kwargs))
+            if rows.operations and not rows.said:
+                ran(steps.place, "rows of edges", f"message() runs {', '.join(rows.operations)}")
     return out
 
 
@@ -287,25 +289,29 @@ def _aggregate(
         and messages.device == ends.ids[BY_DST].device
     ):
         if steps.reduce:
-            if why:
-                ran(steps.place, f"gathers and {steps.reduce}", why)
+            _say_in_part(steps, rows, f"{steps.reduce}", why)
             return edges.reduce(messages, ends, steps.reduce)
         if temperature is not None:
-            if why:
-                ran(steps.place, "gathers and softmax aggregation", why)
+            _say_in_part(steps, rows, "softmax aggregation", why)
             return _unsaved(softened.reduce_messages(messages, temperature, ends))
         if several.takes(messages):
-            if why:
-                ran(steps.place, "gathers and several reductions", why)
+            _say_in_part(steps, rows, "several reductions", why)
             return _unsaved(several.reduce_messages(messages, None, ends, kinds))
-    if why:
-        ran(steps.place, "gathers and reductions", why)
+    _say_in_part(steps, rows, "reductions", why)
     before = _reducing.ends, _reducing.index, _reducing.rows  # of an aggregate() that propagates itself
     _reducing.ends, _reducing.index, _reducing.rows = ends, getattr(collected, "index", None), rows
     try:
         return module.aggregate(messages, **_arguments(steps.aggregate, collected, rows is None))
     finally:
         _reducing.ends, _reducing.index, _reducing.rows = before
+
+
+def _say_in_part(steps: Steps, rows: Call | None, what: str, why: str) -> None:
+    """Reports that messages exist, whatever made them."""
+    if why:
+        ran(steps.place, f"gathers and {what}", why)
+    if rows is not None:
+        rows.said = True
 
 
 def _unsaved(out: Tensor) -> Tensor:

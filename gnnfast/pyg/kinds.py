@@ -5,7 +5,7 @@ reduction makes of them, ``aggregate(reduce, training)``, ``None`` where they mu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,11 +26,19 @@ class Exists(BaseException):
 
 
 class Gathered:
-    """Rows ``x [nodes, ...]`` of nodes at one end of each edge. ``source`` are the same rows in another shape, and memory, as of
-    the kinds below."""
+    """Rows ``x [nodes, ...]`` of nodes at one end of each edge. ``source`` are rows of whose memory these are a part, or all, as
+    ``seen`` gives it; that of the kinds below are the same in another shape."""
 
-    def __init__(self, call: Any, x: Tensor, side: int, own: bool = False, source: Any = None) -> None:
-        self.call, self.x, self.side, self.own, self.source = call, x, side, own, source
+    def __init__(
+        self,
+        call: Any,
+        x: Tensor,
+        side: int,
+        own: bool = False,
+        source: Any = None,
+        seen: Callable[[Tensor], Tensor] = lambda rows: rows,
+    ) -> None:
+        self.call, self.x, self.side, self.own, self.source, self._seen = call, x, side, own, source, seen
         self.like, self.shape = x, (call.edges, *x.shape[1:])
         self._kept: Tensor | None = None
 
@@ -39,13 +47,17 @@ class Gathered:
         return self.x.requires_grad
 
     def value(self) -> Tensor:
-        return self.now() if self.source is None else self.source.value().view(self.shape)
+        return self.now() if self.source is None else self._seen(self.source.value())
 
     def now(self) -> Tensor:
         """The rows as they are before anybody writes into them."""
-        if self.source is not None and not self.source.is_written():
-            return self.source.value().view(self.shape)
+        if self.source is not None and not self.source.is_written() and (self.source.exists or self._is_all()):
+            return self._seen(self.source.value())
         return self.call.gather(self.x, self.side)  # type: ignore[no-any-return]
+
+    def _is_all(self) -> bool:
+        """Whether no row of the source is larger."""
+        return math.prod(self.source.shape[1:]) == math.prod(self.shape[1:])
 
     def kept(self) -> Tensor:
         """Rows of nodes that a backward pass may find as they are now: users may write into theirs, as a framework allows that
@@ -64,15 +76,22 @@ class Gathered:
 
     def seen_as(self, tail: tuple[int, ...], source: Any) -> Gathered:
         """The same in another shape, and memory, as ``source``."""
-        return Gathered(self.call, self.x.reshape(self.x.shape[0], *tail), self.side, self.own, source)
+        return self.seen(lambda rows: rows.reshape(rows.shape[0], *tail), source)
+
+    def seen(self, function: Callable[[Tensor], Tensor], source: Any) -> Gathered:
+        """What a function gives that views rows, however many there are, of those which ``source`` has the memory of."""
+        return Gathered(self.call, function(self.x), self.side, self.own, source, function)
 
     def of(self, x: Tensor) -> Gathered:
         """Other rows of the same nodes, which nobody else has."""
         return Gathered(self.call, x, self.side, True)
 
     def aggregate(self, reduce: str, training: bool) -> Tensor:
-        """The reduction at each destination of rows at sources."""
-        return _aggregated(self, None, reduce, training, self.x.shape[1:])
+        """The reduction at each destination; of its own row, that row as often as it has edges, or once."""
+        if self.side == BY_SRC:
+            return _aggregated(self, None, reduce, training, self.x.shape[1:])
+        degree = self.call.degrees(self.x.dtype).view(-1, *(1,) * (self.x.dim() - 1))
+        return torch.where(degree > 0, self.x * degree if reduce == "sum" else self.x, 0)
 
 
 def _aggregated(of: Gathered, weight: Tensor | None, reduce: str, training: bool, row: Sequence[int]) -> Tensor:
@@ -416,6 +435,47 @@ class Projected:
         degree = self.call.degrees(out.dtype)
         times = degree if reduce == "sum" else degree.clamp(max=1)
         return torch.addmm(times * self.bias, out, self.weight.t())
+
+
+class Existing:
+    """Rows of edges that exist."""
+
+    def __init__(self, call: Any, rows: Tensor) -> None:
+        self.call, self.like, self.shape, self.requires_grad = call, rows, tuple(rows.shape), rows.requires_grad
+        self.version = version_of(rows)
+
+    def value(self) -> Tensor:
+        if version_of(self.like) != self.version:  # somebody has written into them since
+            raise Exists
+        return self.like
+
+    def aggregate(self, reduce: str, training: bool) -> Tensor:
+        return self.call.reduced(self.value(), reduce)  # type: ignore[no-any-return]
+
+
+class Added:
+    """The sum of several, which are reduced one by one."""
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
+        self.call, self.like, self.shape = parts[0].call, parts[0].like, parts[0].shape
+
+    @property
+    def requires_grad(self) -> bool:
+        return any(part.requires_grad for part in self.parts)
+
+    def value(self) -> Tensor:
+        return sum((part.value() for part in self.parts[1:]), start=self.parts[0].value())
+
+    def aggregate(self, reduce: str, training: bool) -> Tensor | None:
+        """The sum or mean at each destination."""
+        total = None
+        for part in self.parts if reduce in LINEAR else ():
+            found = part.aggregate(reduce, training)
+            if found is None:
+                return None
+            total = found if total is None else total + found
+        return total
 
 
 def saves(*kinds: Any) -> bool:

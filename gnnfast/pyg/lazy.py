@@ -8,6 +8,7 @@ then exist. Nothing is guessed, and nothing is remembered from one call for anot
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -20,9 +21,9 @@ from torch.nn import functional
 from gnnfast.dispatch import edges, execute, gates
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.pyg import guards
-from gnnfast.pyg.kinds import Gate, Gathered, Joined, Pair, Projected, Term, Weighted, saves
+from gnnfast.pyg.kinds import Added, Existing, Gate, Gathered, Joined, Pair, Projected, Term, Weighted, saves
 from gnnfast.pyg.layers import REORDERED
-from gnnfast.pyg.rows import HANDLERS, Rows, kind_of
+from gnnfast.pyg.rows import HANDLERS, Rows, handles, kind_of
 from gnnfast.pyg.scores import Attended, Bends, Dots, Scaled, Scores, Shares, Sums, total_of
 from gnnfast.types import FEATURE_DTYPES
 
@@ -30,75 +31,8 @@ from gnnfast.types import FEATURE_DTYPES
 _TENSORS, _PLAIN = (Tensor, FakeTensor), (*guards.PLAIN, FakeTensor)
 
 
-def _handles(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def add(handler: Callable[..., Any]) -> Callable[..., Any]:
-        HANDLERS.update(dict.fromkeys(functions, handler))
-        return handler
-
-    return add
-
-
-def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:
-    return tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], (int, torch.SymInt)) else shape
-
-
-def _tail(kind: Any, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The dimensions after the first of rows that are seen in another shape; ``None`` if the first is no longer the edges."""
-    if not shape or not all(isinstance(n, (int, torch.SymInt)) for n in shape):
-        return None
-    row, tail = math.prod(kind.shape[1:]), list(shape[1:])
-    if shape[0] not in (-1, kind.call.edges):
-        return None
-    if -1 in tail:
-        rest = -math.prod(tail)
-        if shape[0] == -1 or tail.count(-1) > 1 or rest == 0 or row % rest:
-            return None
-        tail[tail.index(-1)] = row // rest
-    return tuple(tail) if math.prod(tail) == row and row else None
-
-
-def _seen_as(t: Rows, tail: tuple[int, ...] | None) -> Any:
-    kind = t.kind
-    if tail is None:
-        return NotImplemented
-    return kind.seen_as(tail, t) if isinstance(kind, (Gathered, Weighted, Scores, Shares)) else NotImplemented
-
-
-@_handles(Tensor.view, Tensor.reshape, torch.reshape)
-def _view(t: Any, *shape: Any) -> Any:
-    kind = kind_of(t)
-    return NotImplemented if kind is None or not shape else _seen_as(t, _tail(kind, _sizes(shape)))
-
-
-@_handles(Tensor.unsqueeze, torch.unsqueeze)
-def _unsqueeze(t: Any, dim: int) -> Any:
-    kind = kind_of(t)
-    if kind is None or not isinstance(dim, int):
-        return NotImplemented
-    at, tail = dim % (t.dim() + 1), list(kind.shape[1:])
-    return _seen_as(t, (*tail[: at - 1], 1, *tail[at - 1 :])) if at else NotImplemented
-
-
-@_handles(Tensor.squeeze, torch.squeeze)
-def _squeeze(t: Any, dim: Any = None) -> Any:
-    kind = kind_of(t)
-    if kind is None or not isinstance(dim, int):
-        return NotImplemented
-    at, tail = dim % t.dim(), list(kind.shape[1:])
-    return _seen_as(t, (*tail[: at - 1], *tail[at:])) if at and tail[at - 1] == 1 else NotImplemented
-
-
-@_handles(Tensor.flatten, torch.flatten)
-def _flatten(t: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
-    kind = kind_of(t)
-    if kind is None:
-        return NotImplemented
-    start, end, tail = start_dim % t.dim(), end_dim % t.dim(), kind.shape[1:]
-    return _seen_as(t, (*tail[: start - 1], math.prod(tail[start - 1 : end]), *tail[end:])) if start else NotImplemented
-
-
 def _by_row(function: Any) -> Callable[..., Any]:
-    """For functions of each element, whose gradient is finite wherever the function is: nodes without edges must not matter."""
+    """For functions of each row by itself, whose gradient is finite wherever they are: nodes without edges must not matter."""
 
     def handler(t: Any, *args: Any, **kwargs: Any) -> Any:
         kind = kind_of(t)
@@ -109,11 +43,82 @@ def _by_row(function: Any) -> Callable[..., Any]:
     return handler
 
 
-for _function in (functional.leaky_relu, functional.elu, functional.gelu):
+_OF_ELEMENTS = "elu gelu celu selu mish hardtanh relu6 hardsigmoid hardswish softsign logsigmoid tanhshrink"
+for _function in (
+    *(getattr(functional, name) for name in _OF_ELEMENTS.split()),
+    *(getattr(owner, name) for owner in (Tensor, torch) for name in ("sin", "cos", "erf", "clamp", "clone")),
+):
     HANDLERS[_function] = _by_row(_function)
 
 
-@_handles(functional.leaky_relu)
+def _within_row(function: Any, at: int = 1) -> Callable[..., Any]:
+    """The same along a dimension, which they are told by an argument of that position, where it is not that of the edges."""
+    by_row = _by_row(function)
+
+    def handler(t: Any, *args: Any, **kwargs: Any) -> Any:
+        dim = kwargs["dim"] if "dim" in kwargs else args[at - 1] if len(args) >= at else None
+        dims = dim if isinstance(dim, (tuple, list)) else (dim,)
+        if not dims or not all(type(n) is int and n % t.dim() for n in dims):
+            return NotImplemented
+        return by_row(t, *args, **kwargs)
+
+    return handler
+
+
+for _function in (functional.softmax, torch.softmax, Tensor.softmax, functional.log_softmax, torch.mean, Tensor.mean):
+    HANDLERS[_function] = _within_row(_function)
+for _function in (functional.normalize, Tensor.norm, torch.norm):
+    HANDLERS[_function] = _within_row(_function, 2)
+
+
+@handles(functional.layer_norm)
+def _layer_norm(t: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+    kind = kind_of(t)
+    if not saves(kind) or len(normalized_shape) >= t.dim() or not all(_is_parameter(p, kind) for p in (weight, bias)):
+        return NotImplemented
+    return kind.of(functional.layer_norm(kind.kept(), normalized_shape, weight, bias, eps))
+
+
+@handles(functional.prelu)
+def _prelu(t: Any, weight: Any) -> Any:
+    kind = kind_of(t)
+    return kind.of(functional.prelu(kind.kept(), weight)) if saves(kind) and _is_parameter(weight, kind) else NotImplemented
+
+
+def _is_parameter(t: Any, kind: Gathered) -> bool:
+    """Whether the gradient of a tensor, if it is one, may be summed over nodes in place of edges."""
+    if t is None:
+        return True
+    if type(t) not in _PLAIN or t.dtype is not kind.x.dtype or t.dtype not in REORDERED:
+        return False
+    return not torch.is_autocast_enabled(t.device.type)
+
+
+@handles(Tensor.square, torch.square)
+def _square(t: Any) -> Any:
+    return _by_row(torch.square)(t) if isinstance(kind_of(t), Gathered) else _mul(t, t)
+
+
+@handles(Tensor.pow, torch.pow, Tensor.__pow__)
+def _pow(t: Any, exponent: Any) -> Any:
+    return _square(t) if _is_number(exponent) and exponent == 2 else NotImplemented
+
+
+@handles(Tensor.to)
+def _to(t: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
+    kind = kind_of(t)
+    if args or kwargs or type(dtype) is not torch.dtype or not dtype.is_floating_point:
+        return NotImplemented
+    if isinstance(kind, Gathered) and dtype is kind.x.dtype:
+        return kind.seen(lambda rows: rows, t)  # themselves
+    return _by_row(Tensor.to)(t, dtype)
+
+
+for _name, _dtype in {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16}.items():
+    HANDLERS[getattr(Tensor, _name)] = functools.partial(lambda dtype, t: _to(t, dtype), _dtype)
+
+
+@handles(functional.leaky_relu)
 def _leaky_relu(t: Any, negative_slope: Any = 0.01, inplace: Any = False) -> Any:
     kind = kind_of(t)
     sums = Sums.of(kind)
@@ -122,10 +127,10 @@ def _leaky_relu(t: Any, negative_slope: Any = 0.01, inplace: Any = False) -> Any
     return Sums(sums.pair, float(negative_slope), sums.edge, sums.tail) if sums.slope == 1 else NotImplemented
 
 
-@_handles(torch.neg, Tensor.neg, Tensor.__neg__)
+@handles(torch.neg, Tensor.neg, Tensor.__neg__)
 def _neg(t: Any) -> Any:
     kind = kind_of(t)
-    return _multiplied(kind, -1) if isinstance(kind, (Gate, Pair)) else _by_row(torch.neg)(t)
+    return _multiplied(kind, -1) if isinstance(kind, (Gate, Pair, Weighted)) else _by_row(torch.neg)(t)
 
 
 def _activation(function: Any, name: str) -> Any:
@@ -159,7 +164,7 @@ for _name, _functions in {
     HANDLERS.update((_function, _activation(_function, _name)) for _function in _functions)
 
 
-@_handles(functional.linear)
+@handles(functional.linear)
 def _linear(t: Any, weight: Any, bias: Any = None) -> Any:
     kind = kind_of(t)
     if kind is None or type(weight) not in _PLAIN or type(bias) not in (*_PLAIN, type(None)) or weight.dim() != 2:
@@ -200,7 +205,7 @@ def _linear_of_parts(joined: Joined, weight: Tensor, bias: Tensor | None) -> Any
     return Gate(Term(src, shift=dst, edge=total, own=True, product=later))
 
 
-@_handles(torch.cat, torch.concat)
+@handles(torch.cat, torch.concat)
 def _cat(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     if kwargs or not isinstance(tensors, (tuple, list)) or not tensors or dim not in (-1, tensors[0].dim() - 1):
         return NotImplemented
@@ -222,7 +227,7 @@ def _cat(tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     return Joined(call, parts) if all(t.shape[0] == call.edges for t in tensors) else NotImplemented
 
 
-@_handles(Tensor.matmul, torch.matmul, Tensor.mm, torch.mm, Tensor.__matmul__)
+@handles(Tensor.matmul, torch.matmul, Tensor.mm, torch.mm, Tensor.__matmul__)
 def _matmul(t: Any, weight: Any) -> Any:
     kind = kind_of(t)
     if not saves(kind) or type(weight) not in _PLAIN or weight.dim() != 2 or kind.x.dtype not in REORDERED:
@@ -230,7 +235,7 @@ def _matmul(t: Any, weight: Any) -> Any:
     return NotImplemented if torch.is_autocast_enabled(weight.device.type) else kind.of(kind.kept().matmul(weight))
 
 
-@_handles(Tensor.mul, torch.mul, Tensor.__mul__, Tensor.__rmul__)
+@handles(Tensor.mul, torch.mul, Tensor.__mul__, Tensor.__rmul__)
 def _mul(a: Any, b: Any) -> Any:
     kind, other = kind_of(a), b
     if kind is None or (isinstance(kind, (Scores, Shares)) and kind_of(b) is not None):
@@ -247,13 +252,16 @@ def _mul(a: Any, b: Any) -> Any:
     if isinstance(of_other, Scores) or (isinstance(of_other, Shares) and not isinstance(kind, Gathered)):
         other, of_other = other.value(), None
     if isinstance(kind, Gathered) and isinstance(of_other, Gathered):
+        found = _at_one_end(kind, of_other, "mul")
+        if found is not NotImplemented:
+            return found
         narrow = [math.prod(k.shape[1:]) < math.prod(big.shape[1:]) for k, big in ((kind, of_other), (of_other, kind))]
         if narrow[0]:
             kind, of_other = of_other, kind
         if any(narrow):
             return _weighted(kind, of_other.value())
         return _pair(kind, of_other, "mul")
-    if _is_number(other) and isinstance(kind, (Gate, Pair)):
+    if _is_number(other) and isinstance(kind, (Gate, Pair, Weighted)):
         return _multiplied(kind, other)
     if _is_number(other) or _is_of_all(other, kind):
         return kind.of(kind.kept() * other) if saves(kind) else NotImplemented
@@ -262,7 +270,12 @@ def _mul(a: Any, b: Any) -> Any:
 
 
 def _multiplied(kind: Any, number: float) -> Any:
-    """A gate times a number."""
+    """A gate, or weighted rows, times a number."""
+    if isinstance(kind, Attended):  # whose weights need not exist
+        rows = kind.rows.of(kind.rows.kept() * number) if saves(kind.rows) else None
+        return NotImplemented if rows is None else Attended(rows, kind.shares, kind.tail)
+    if isinstance(kind, Weighted):
+        return Weighted(kind.rows, kind.weight * number, kind.heads, kind.tail, kind.heads_summed)
     gate = Gate.of(kind) if gates.takes(kind.like) else None
     if gate is None:
         return NotImplemented
@@ -289,12 +302,20 @@ def _product(a: Any, b: Any) -> Any:
     return NotImplemented if product is None else product
 
 
+def _at_one_end(a: Gathered, b: Gathered, how: str) -> Any:
+    """What is made of rows of the same nodes, one of which may have fewer elements."""
+    fits = len(a.shape) == len(b.shape) and all(n == m or 1 in (n, m) for n, m in zip(a.shape[1:], b.shape[1:]))
+    if a.side != b.side or not fits or a.x.dtype is not b.x.dtype or not saves(a):
+        return NotImplemented
+    return a.of(getattr(a.kept(), how)(b.kept()))
+
+
 def _pair(a: Any, b: Any, how: str) -> Any:
     """Rows at one end are computed there; at different ends, narrow ones may as well exist, but for scores of attention."""
+    if a.side == b.side:
+        return _at_one_end(a, b, how)
     if a.shape != b.shape or a.x.dtype is not b.x.dtype:
         return NotImplemented
-    if a.side == b.side:
-        return a.of(getattr(a.kept(), how)(b.kept())) if saves(a) else NotImplemented
     width = math.prod(a.shape[1:])
     if width < WIDE:
         return Sums(Pair(a, b, how)) if width and how == "add" and a.x.dtype in FEATURE_DTYPES else NotImplemented
@@ -305,17 +326,28 @@ def _pair(a: Any, b: Any, how: str) -> Any:
 WIDE = 8
 
 
-@_handles(Tensor.add, torch.add, Tensor.__add__)
+@handles(Tensor.add, torch.add, Tensor.__add__)
 def _add(a: Any, b: Any, **kwargs: Any) -> Any:
     return NotImplemented if kwargs else _added(a, b, "add")
 
 
-@_handles(Tensor.sub, torch.sub, Tensor.__sub__)
+@handles(Tensor.sub, torch.sub, Tensor.__sub__)
 def _sub(a: Any, b: Any, **kwargs: Any) -> Any:
     return NotImplemented if kwargs else _added(a, b, "sub")
 
 
+@handles(Tensor.__rsub__)
+def _rsub(b: Any, a: Any) -> Any:
+    return _added(a, b, "sub")
+
+
 def _added(a: Any, b: Any, how: str) -> Any:
+    found = _as_one(a, b, how)
+    return _apart(a, b, how) if found is NotImplemented else found
+
+
+def _as_one(a: Any, b: Any, how: str) -> Any:
+    """What both make for one kernel."""
     kinds = kind_of(a), kind_of(b)
     if isinstance(kinds[0], Gathered) and isinstance(kinds[1], Gathered):
         return _pair(*kinds, how)
@@ -333,17 +365,58 @@ def _added(a: Any, b: Any, how: str) -> Any:
                 return _total(kind, Term(edge=other))
         if None not in kinds and kinds[0].shape == kinds[1].shape and kinds[0].like.dtype is kinds[1].like.dtype:
             return _total(*kinds)
-    if how == "add" and kinds[1] is not None and saves(kinds[1]) and (_is_number(a) or _is_of_all(a, kinds[1])):
-        return kinds[1].of(kinds[1].kept().add(a))
+    if kinds[1] is not None and saves(kinds[1]) and (_is_number(a) or _is_of_all(a, kinds[1])):
+        return kinds[1].of(a + kinds[1].kept() if how == "add" else a - kinds[1].kept())
     return NotImplemented
 
 
-@_handles(Tensor.div, torch.div, Tensor.true_divide, Tensor.__truediv__)
+MOST_PARTS = 4
+
+
+def _apart(a: Any, b: Any, how: str) -> Any:
+    """What no kernel takes as one."""
+    kinds = kind_of(a), kind_of(b)
+    first = kinds[1] if kinds[0] is None else kinds[0]
+    if first is None or not first.call.adds or first.like.dtype not in REORDERED:
+        return NotImplemented
+    parts: list[Any] = []
+    for t, kind, is_negative in zip((a, b), kinds, (False, how == "sub")):
+        if kind is None:
+            if not _fits(t, first):
+                return NotImplemented
+            parts.append(Existing(first.call, -t if is_negative else t))
+        elif kind.shape != first.shape or kind.like.dtype is not first.like.dtype:
+            return NotImplemented
+        else:
+            parts += map(_negative, _parts_of(kind)) if is_negative else _parts_of(kind)
+    if len(parts) > MOST_PARTS or not all(isinstance(part, (*_ADDED, Existing)) for part in parts):
+        return NotImplemented
+    return Added(*parts)
+
+
+_ADDED = Gathered, Weighted, Pair, Gate, Projected
+
+
+def _parts_of(kind: Any) -> tuple[Any, ...]:
+    return kind.parts if isinstance(kind, Added) else (kind,)
+
+
+def _negative(kind: Any) -> Any:
+    """The same times -1; ``None`` if there is none without looking at rows."""
+    if isinstance(kind, Existing):
+        return Existing(kind.call, -kind.value())
+    if isinstance(kind, Gathered):
+        return kind.of(-kind.kept()) if saves(kind) else None
+    found = _multiplied(kind, -1) if isinstance(kind, (Gate, Pair, Weighted)) else None
+    return None if found is NotImplemented else found
+
+
+@handles(Tensor.div, torch.div, Tensor.true_divide, Tensor.__truediv__)
 def _div(a: Any, b: Any, **kwargs: Any) -> Any:
     kind = kind_of(a)
     if kwargs or kind is None or not _is_number(b):
         return NotImplemented
-    if isinstance(kind, (Gate, Pair)) and b:
+    if isinstance(kind, (Gate, Pair, Weighted)) and b:
         return _multiplied(kind, 1 / b)
     if isinstance(kind, Dots):
         return kind.times(1 / b) if b else NotImplemented
@@ -420,7 +493,7 @@ def _weighted(kind: Any, weight: Any) -> Any:
     return Weighted(of, weight, heads, rows[1:])
 
 
-@_handles(Tensor.sum, torch.sum)
+@handles(Tensor.sum, torch.sum)
 def _sum(t: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
     kind = kind_of(t)
     if isinstance(dim, (tuple, list)) and len(dim) == 1:
@@ -457,7 +530,7 @@ def _dot(kind: Pair, keepdim: bool) -> Any:
     return Dots(kind.call, a, b, math.prod(tail), (*tail, 1) if keepdim else tail)
 
 
-@_handles(functional.dropout)
+@handles(functional.dropout)
 def _dropout(t: Any, p: Any = 0.5, training: Any = True, inplace: Any = False) -> Any:
     kind = kind_of(t)
     if not isinstance(kind, Shares) or inplace or not _is_number(p) or not 0 <= p <= 1:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -35,12 +36,16 @@ if _native.cpu.loaded:
 class Call:
     """One run of a ``message()``: the ends of its edges, and the rows that do not exist so far."""
 
+    adds = True  # whether sums are reduced one by one where no kernel takes them as one
+
     def __init__(self, module: Any, ends: edges.Ends, place: str) -> None:
         self.module, self.ends, self.place, self.edges = module, ends, place, ends.ids[BY_DST].shape[0]
         self.grad_enabled = torch.is_grad_enabled()
         self.gained = self.existed = False
+        self.said = False  # that messages exist, in the report
         # Bytes of rows of edges that PyG's operations would have read and written, unless that is known of the layer.
         self.moved: int | None = None if _known(module).passes else 0
+        self.operations: dict[str, None] = {}  # of torch, that ran on rows of edges which had to exist for them, in order
         self._made: list[weakref.ref[Rows]] = []
 
     def run(self, function: Callable[[], Any]) -> tuple[Any] | None:
@@ -178,6 +183,10 @@ class Call:
     def gate(self, factors: tuple[gates.Factor, ...], weight: Tensor | None, reduce: str) -> Tensor:
         return gates.gate(self.ends.towards(BY_DST), factors, weight, reduce, self.place)
 
+    def reduced(self, rows: Tensor, reduce: str) -> Tensor:
+        """The reduction of rows of edges that exist."""
+        return edges.reduce(rows, self.ends, reduce)
+
     def degrees(self, dtype: torch.dtype) -> Tensor:
         """In-degrees ``[num_dst, 1]``."""
         return several.degrees(self.ends.towards(BY_DST), dtype)
@@ -201,7 +210,21 @@ class Call:
 
 
 # ---- what message() sees -----------------------------------------------------------------------------------------------------
-HANDLERS: dict[Any, Callable[..., Any]] = {}  # what gnnfast.pyg.lazy does of torch's operations
+HANDLERS: dict[Any, Callable[..., Any]] = {}  # what gnnfast.pyg.lazy and gnnfast.pyg.views do of torch's operations
+
+
+def handles(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes what follows the handler of functions: it returns a kind of rows, or a tuple of them, a tensor that exists, or
+    NotImplemented."""
+
+    def add(handler: Callable[..., Any]) -> Callable[..., Any]:
+        HANDLERS.update(dict.fromkeys(functions, handler))
+        return handler
+
+    return add
+
+
+NARROW = 8  # elements of a row, as of scores by head, up to which nobody notices that they exist
 
 
 class Rows(Tensor):
@@ -218,6 +241,10 @@ class Rows(Tensor):
         rows.kind, rows._value = kind, None
         call.add(rows)
         return rows
+
+    @property
+    def exists(self) -> bool:
+        return self._value is not None
 
     def value(self) -> Tensor:
         """The rows, which exist from now on."""
@@ -246,7 +273,7 @@ class Rows(Tensor):
         if kind is None:
             return func(*_existing(args), **_existing(kwargs))
         call = kind.call
-        if func is _REQUIRES_GRAD:
+        if func == _REQUIRES_GRAD:
             return call.grad_enabled and kind.requires_grad
         if torch.is_grad_enabled() != call.grad_enabled or (call.grad_enabled and saved_tensors_are_watched()):
             raise Exists  # within an autograd function, or torch.utils.checkpoint, whose repetition would find rows that exist
@@ -255,7 +282,11 @@ class Rows(Tensor):
         handler = HANDLERS.get(func)
         found = NotImplemented if handler is None else handler(*args, **kwargs)
         if found is NotImplemented:
+            if math.prod(kind.shape[1:]) > NARROW:
+                call.operations[f"{_name_of(func)} on [edges, {', '.join(map(str, kind.shape[1:]))}]"] = None
             found = func(*_existing(args), **_existing(kwargs))
+        elif isinstance(found, tuple):
+            found = tuple(Rows.made(call, part) for part in found)
         elif not isinstance(found, Tensor):
             found = Rows.made(call, found)
         if call.moved is not None and func not in _VIEWS:
@@ -293,7 +324,12 @@ def _restorer(module: torch.nn.Module, device: torch.device) -> Callable[[], Non
 def writes(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether an operation writes into an operand."""
     name = getattr(func, "__name__", "")
-    if (name.endswith("_") and not name.endswith("__")) or name in _WRITES or "out" in kwargs or kwargs.get("inplace"):
+    if (
+        (name.endswith("_") and not name.endswith("__"))
+        or name in _WRITES
+        or kwargs.get("out") is not None
+        or kwargs.get("inplace")
+    ):
         return True
     at = _inplace_at(func) if getattr(func, "__module__", "") == functional.__name__ else None
     return at is not None and len(args) > at and bool(args[at])
@@ -306,6 +342,12 @@ def _inplace_at(func: Any) -> int | None:
         return list(inspect.signature(func).parameters).index("inplace")
     except (TypeError, ValueError):
         return None
+
+
+def _name_of(func: Any) -> str:
+    """What users call an operation."""
+    name: str = getattr(func, "__name__", "an operation")
+    return getattr(func.__self__, "__name__", name) if name == "__get__" else name.strip("_")
 
 
 def _flat(value: Any) -> Any:
@@ -332,10 +374,22 @@ _OF_SHAPE = {
     for name in ("shape", "dtype", "device", "ndim", "is_cuda", "layout", "is_sparse", "itemsize", "is_sparse_csr", "is_nested")
 } | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.element_size, Tensor.__len__, Tensor.is_floating_point}
 _OF_SHAPE |= {torch.is_floating_point, torch.numel, torch.is_complex, Tensor.is_complex, Tensor.ndimension, Tensor.get_device}
-_VIEWS = {getattr(Tensor, name) for name in ("view", "t", "__getitem__")} | {
+_VIEWS = {getattr(Tensor, name) for name in ("view", "t", "__getitem__", "detach")} | {
     getattr(owner, name)
     for owner in (Tensor, torch)
-    for name in ("reshape", "flatten", "unsqueeze", "squeeze", "transpose", "permute", "unbind", "split", "chunk")
+    for name in (
+        "reshape",
+        "flatten",
+        "unsqueeze",
+        "squeeze",
+        "transpose",
+        "permute",
+        "unbind",
+        "split",
+        "chunk",
+        "narrow",
+        "select",
+    )
 }
 _WRITES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__set__", "backward", "register_hook"}
 _WRITES |= {name.strip("_") for name in _WRITES if name.startswith("__") and name != "__set__"}  # as Python's operators call them

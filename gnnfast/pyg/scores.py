@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from gnnfast.dispatch import edges
 from gnnfast.graph.formats import BY_DST, BY_SRC
-from gnnfast.pyg.kinds import Exists, Gate, Gathered, Joined, Pair, Projected, Term, Weighted, version_of
+from gnnfast.pyg.kinds import Added, Exists, Gate, Gathered, Joined, Pair, Projected, Term, Weighted, version_of
 
 
 class Scores:
@@ -256,4 +256,4 @@ def total_of(joined: Joined) -> Sums | None:
     return Sums(Pair(ends[BY_DST], ends[BY_SRC], "add"), edge=edge) if len(ends) == 2 else None
 
 
-Kind = Gathered | Weighted | Pair | Joined | Gate | Projected | Scores | Shares | Scaled
+Kind = Gathered | Weighted | Pair | Joined | Gate | Projected | Added | Scores | Shares | Scaled

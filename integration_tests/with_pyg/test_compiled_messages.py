@@ -20,19 +20,20 @@ from torch_geometric.utils import softmax
 from user_messages import ATTENDS, GATES, MESSAGES, Layer, arguments
 
 # What breaks a graph apart, or what a compiler takes for another thing than it is.
-BREAKS = ("scripted", "numpy", "vmap", "caught", "own gradient, caught")
+BREAKS = ("scripted", "numpy", "vmap", "caught", "own gradient, caught", "normalised")
 MUST_EXIST = "compiled: messages of such a message() must exist"
 SMALL = ["random", "hub", "isolated", "self_loops_and_duplicates"]
 
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_message(name, device):
-    """By one model for graphs of all sizes, in one piece. Means are sums over degrees: :func:`test_inductor`."""
+    """By one model for graphs of all sizes, in one piece. Means are sums over degrees: :func:`test_inductor`, where sizes are found
+    to change."""
     function, heads, fused = MESSAGES[name]
-    for reduce, dynamic in (("sum", None), ("max", True)):  # sizes are found to change, or are told to
+    for reduce in ("sum", "max"):
         torch._dynamo.reset()
         layer = Layer(function, reduce, heads).to(device, torch.float64)
-        model = torch.compile(layer, backend="aot_eager") if name in BREAKS else compiled(layer, dynamic=dynamic)
+        model = torch.compile(layer, backend="aot_eager") if name in BREAKS else compiled(layer, dynamic=True)
         gnnfast.clear_report()
         for graph in SMALL:
             x, *rest = arguments(graph, device)

@@ -17,7 +17,23 @@ pytest.importorskip("torch_geometric", reason="PyG is not installed")
 from torch_geometric import nn
 from torch_geometric.nn import MessagePassing, aggr
 from torch_geometric.utils import softmax
-from user_messages import ATTENDS, GATES, MESSAGES, C, Doubled, F, H, Layer, arguments, attends, dots, kept, shares, written_weight
+from user_messages import (
+    ATTENDS,
+    GATES,
+    MESSAGES,
+    SUMS,
+    C,
+    Doubled,
+    F,
+    H,
+    Layer,
+    arguments,
+    attends,
+    dots,
+    kept,
+    shares,
+    written_weight,
+)
 
 from gnnfast.pyg import rows
 
@@ -40,10 +56,23 @@ def test_message(name, graph, device):
             assert f"gates, {reduce}" in kernels
         elif graph == "random" and fused == ATTENDS and reduce == "sum":
             assert "attention" in kernels and "edge softmax" not in kernels
-        elif graph == "random" and (fused in (True, ATTENDS) or name in FUSED_ANYWAY):
-            assert {f"gar {reduce}", f"gas {reduce}", *(["attention"] if device.type == "cuda" else [])} & kernels
+        elif graph == "random" and (fused in (True, ATTENDS) or (fused == SUMS and reduce != "max") or name in FUSED_ANYWAY):
+            assert {f"gar {reduce}", f"gas {reduce}", *(["attention"] if device.type == "cuda" or fused == SUMS else [])} & kernels
         elif graph == "random":
             assert f"gathers and {reduce}" in kernels or (fused is None and f"gates, {reduce}" in kernels)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_what_runs_on_rows_of_edges_is_said(name, device, monkeypatch):
+    """Of messages whose sum is a kernel's."""
+    monkeypatch.setattr("gnnfast.pyg.rows.NARROW", F - 1)
+    function, heads, fused = MESSAGES[name]
+    Layer(function, "sum", heads).to(device, torch.float64)(*arguments("random", device))
+    reasons = {reason for _, kernel, reason in gnnfast.report().kernels if kernel == "rows of edges"}
+    ran = {"mean over edges": "mean", "numpy": "cpu", "sum attention by a linear layer": "getitem"}
+    ran["sum attention of a linear layer"] = "leaky_relu"
+    if fused:
+        assert reasons == ({f"message() runs {ran[name]} on [edges, {F}]"} if name in ran else set())
 
 
 @pytest.mark.parametrize("name", ["attention", "dots", "joined", "a weight for each feature", "heads summed", "dot attention"])
@@ -138,7 +167,7 @@ def test_attention_with_dropout(dropout, device):
 @pytest.mark.parametrize("graph", ["random", "hub", "isolated", "self_loops_and_duplicates", "no_edges"])
 def test_softmax_of_scores_that_exist(graph, given, device):
     """Of as many nodes as there are, or as PyG finds."""
-    layer = Layer(lambda m, i, j, attr, at: j.sin() * softmax((m.lin(i) * j.cos()).sum(1, True), *(at if given else at[:1])))
+    layer = Layer(lambda m, i, j, attr, at: j * softmax((m.lin(i) * j.cumsum(1)).sum(1, True), *(at if given else at[:1])))
     report = compare(layer.to(device, torch.float64), *arguments(graph, device), tolerance=1e-9)
     assert not report.fallbacks and (graph == "no_edges" or "edge softmax" in {kernel for _, kernel, _ in report.kernels})
 

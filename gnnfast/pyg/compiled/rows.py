@@ -28,7 +28,8 @@ from gnnfast.types import LINEAR
 
 # Functions that Python's operators call.
 _OPERATORS = {
-    getattr(operator, name): getattr(Tensor, f"__{name}__") for name in ("add", "sub", "mul", "truediv", "neg", "matmul", "abs")
+    getattr(operator, name): getattr(Tensor, f"__{name}__")
+    for name in ("add", "sub", "mul", "truediv", "neg", "matmul", "abs", "pow", "getitem")
 }
 _PRODUCTS = {functional.linear, Tensor.matmul, torch.matmul, Tensor.mm, torch.mm, Tensor.__matmul__}
 
@@ -39,6 +40,7 @@ class Rows:
     def __init__(self, kind: Any, node: fx.Node) -> None:
         self.kind, self.node = kind, node
 
+    exists = True
     shape = property(lambda self: self.kind.shape)
     dtype = property(lambda self: self.kind.like.dtype)
 
@@ -58,6 +60,8 @@ ROWS.add(Rows)  # type: ignore[arg-type]
 class Call:
     """One ``message()``, as :class:`gnnfast.pyg.rows.Call`: what handlers ask for becomes nodes of ``graph``. ``edges`` are those
     of :class:`gnnfast.pyg.compiled.ops.Edges`, of stand-ins, and ``ids`` the nodes at the ends of edges, by side."""
+
+    adds = False  # what the compiler makes of them is one kernel
 
     def __init__(self, graph: Graph, edges: ops.Edges, ids: tuple[Tensor, Tensor], hint: Callable[[Any], int]) -> None:
         self.graph, self._edges, self._ids, self._hint = graph, edges, ids, hint
@@ -276,6 +280,10 @@ def follow(graph: Graph, call: Call, gathered: dict[fx.Node, tuple[Tensor, int]]
         try:
             made = handler(*args, **kwargs)
             if made is NotImplemented:
+                continue
+            if isinstance(made, tuple):  # parts of rows, which are taken out of what the node gives
+                taken: Any = {user: user.args[1] for user in node.users if user.target is operator.getitem}
+                found.update((user, Rows(made[n], user)) for user, n in taken.items())
                 continue
             value = made if isinstance(made, Tensor) else made.value() if _is_better(made, function) else None
         except Exists:
