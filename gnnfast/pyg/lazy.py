@@ -343,7 +343,7 @@ def _rsub(b: Any, a: Any) -> Any:
 
 def _added(a: Any, b: Any, how: str) -> Any:
     found = _as_one(a, b, how)
-    return _apart(a, b, how) if found is NotImplemented else found
+    return _apart(a, b) if found is NotImplemented and how == "add" else found  # in differences something may cancel out
 
 
 def _as_one(a: Any, b: Any, how: str) -> Any:
@@ -373,42 +373,23 @@ def _as_one(a: Any, b: Any, how: str) -> Any:
 MOST_PARTS = 4
 
 
-def _apart(a: Any, b: Any, how: str) -> Any:
+def _apart(a: Any, b: Any) -> Any:
     """What no kernel takes as one."""
     kinds = kind_of(a), kind_of(b)
     first = kinds[1] if kinds[0] is None else kinds[0]
     if first is None or not first.call.adds or first.like.dtype not in REORDERED:
         return NotImplemented
     parts: list[Any] = []
-    for t, kind, is_negative in zip((a, b), kinds, (False, how == "sub")):
-        if kind is None:
-            if not _fits(t, first):
-                return NotImplemented
-            parts.append(Existing(first.call, -t if is_negative else t))
-        elif kind.shape != first.shape or kind.like.dtype is not first.like.dtype:
-            return NotImplemented
+    for t, kind in zip((a, b), kinds):
+        if kind is not None and kind.shape == first.shape and kind.like.dtype is first.like.dtype:
+            parts += kind.parts if isinstance(kind, Added) else (kind,)
+        elif kind is None and _fits(t, first):
+            parts.append(Existing(first.call, t))
         else:
-            parts += map(_negative, _parts_of(kind)) if is_negative else _parts_of(kind)
-    if len(parts) > MOST_PARTS or not all(isinstance(part, (*_ADDED, Existing)) for part in parts):
+            return NotImplemented
+    if len(parts) > MOST_PARTS or not all(isinstance(p, (Gathered, Weighted, Pair, Gate, Projected, Existing)) for p in parts):
         return NotImplemented
     return Added(*parts)
-
-
-_ADDED = Gathered, Weighted, Pair, Gate, Projected
-
-
-def _parts_of(kind: Any) -> tuple[Any, ...]:
-    return kind.parts if isinstance(kind, Added) else (kind,)
-
-
-def _negative(kind: Any) -> Any:
-    """The same times -1; ``None`` if there is none without looking at rows."""
-    if isinstance(kind, Existing):
-        return Existing(kind.call, -kind.value())
-    if isinstance(kind, Gathered):
-        return kind.of(-kind.kept()) if saves(kind) else None
-    found = _multiplied(kind, -1) if isinstance(kind, (Gate, Pair, Weighted)) else None
-    return None if found is NotImplemented else found
 
 
 @handles(Tensor.div, torch.div, Tensor.true_divide, Tensor.__truediv__)
