@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch_geometric import nn as pyg
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, SAGEConv, TransformerConv
 
@@ -145,6 +147,49 @@ ALL = LAYERS | {
     "SSGConv": lambda i, o: pyg.SSGConv(i, o, 0.1, 2),
     "WLConvContinuous": lambda i, o: pyg.WLConvContinuous(),
 }
+
+
+class Own(pyg.MessagePassing):
+    """A layer as users write them: sums what ``function`` makes of rows at both ends of edges and of a number for each edge."""
+
+    def __init__(self, function: Callable[..., Tensor], i: int, o: int) -> None:
+        super().__init__()
+        self.function, self.lin, self.norm = function, nn.Linear(i, o), nn.LayerNorm(o)
+
+    def forward(self, x: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.lin(x), weight=weight)
+
+    def message(self, x_i: Tensor, x_j: Tensor, weight: Tensor) -> Tensor:
+        return self.function(self, x_i, x_j, weight)
+
+
+def _glu(m: Own, i: Tensor, j: Tensor, w: Tensor) -> Tensor:
+    values, gate = j.chunk(2, dim=-1)
+    return values * gate.sigmoid()
+
+
+def _keys_and_values(m: Own, i: Tensor, j: Tensor, w: Tensor) -> Tensor:
+    half = j.shape[1] // 2
+    return j[:, half:] * (i[:, :half] * j[:, :half]).sum(-1, keepdim=True).sigmoid()
+
+
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "weight * x_j": lambda m, i, j, w: w * j,
+    "weight * x_j[:, :half]": lambda m, i, j, w: w * j[:, : j.shape[1] // 2],
+    "gated linear unit": _glu,
+    "keys and values": _keys_and_values,
+    "x_j.sin()": lambda m, i, j, w: w * j.sin(),
+    "layer norm": lambda m, i, j, w: w * m.norm(j),
+    "linear, mish": lambda m, i, j, w: w * functional.mish(m.lin(j)),
+    "softmax of a row": lambda m, i, j, w: j.softmax(-1),
+    "normalised": lambda m, i, j, w: w * functional.normalize(j, dim=-1),
+    "one minus a gate": lambda m, i, j, w: w * (1 - j.sigmoid()),
+    "(x_i - x_j) ** 2": lambda m, i, j, w: (i - j) ** 2,
+    "weight * x_j + x_i": lambda m, i, j, w: w * j + i,
+    "x_j and weight, side by side": lambda m, i, j, w: torch.cat([j, w], dim=-1),
+}
+# Layers of one's own, by what their message() does.
+OWN = {f"message: {name}": partial(lambda f, i, o: Given(Own(f, i, o), EDGES, 1), f) for name, f in _FUNCTIONS.items()}
 # Those of convolutions that have none here: what they need, or why there is nothing to time.
 WITHOUT = {
     "CuGraphGATConv": "pylibcugraphops",
@@ -164,7 +209,8 @@ WITHOUT = {
 
 
 def served(name: str) -> str:
-    """As the coverage table says of the class: ``"as a whole"``, ``"fused"`` or ``"in part"``; empty if it calls other layers."""
+    """As the coverage table says of the class: ``"as a whole"``, ``"fused"`` or ``"in part"``; empty if it calls other layers, or
+    is a user's."""
     from gnnfast.pyg import coverage
 
     return next((row.served for row in coverage.rows() if row.name == name.split()[0]), "")

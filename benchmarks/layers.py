@@ -25,7 +25,7 @@ import gnnfast
 from gnnfast.cache import cache
 
 from . import graphs, host, peers, processes, tables, timing
-from .convs import ALL, LAYERS, served
+from .convs import ALL, LAYERS, OWN, served
 
 UNTIL_SETTLED = 20  # steps, after which gnnfast has the schedules of a graph that is used again and again
 TOLERANCE = 2e-2  # in float32 PyG's own gradients of GatedGraphConv are off by 5e-3 where nodes have thousands of edges
@@ -68,7 +68,7 @@ def make(name: str, graph: Graph) -> tuple[torch.nn.Module, Tensor]:
     device = graph.edge_index.device
     torch.manual_seed(0)
     x = torch.randn(graph.nodes, graph.widths[0], device=device, requires_grad=graph.x_grad)
-    return ALL[name](*graph.widths).to(device), x
+    return (ALL | OWN)[name](*graph.widths).to(device), x
 
 
 def measure(name: str, graph: Graph, *compiled: dict[str, float]) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class _Measured:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options, self._graph = options, None
         self._steps: dict[str, Callable[[], None]] = {}
-        torch._dynamo.config.recompile_limit = len(ALL)  # many layers share a forward of this benchmark
+        torch._dynamo.config.recompile_limit = len(ALL | OWN)  # many layers share a forward of this benchmark
 
     def prepare(self, name: str, nth: int) -> None:
         device = torch.device(self._options.device)
@@ -232,7 +232,7 @@ ON_CUDA: dict[str, Callable[[str, torch.device], Graph]] = {
 
 def graphs_for(options: argparse.Namespace, device: torch.device) -> Iterator[Graph]:
     cuda = device.type == "cuda"
-    if cuda and options.all and set(options.graphs or ON_CUDA) <= set(ON_CUDA):
+    if cuda and (options.all or options.own) and set(options.graphs or ON_CUDA) <= set(ON_CUDA):
         for name in options.graphs or ON_CUDA:
             yield ON_CUDA[name](name, device)
     elif cuda and options.graphs is None:
@@ -270,9 +270,10 @@ def summarise(rows: list[tables.Row]) -> list[tables.Row]:
 def main(arguments: list[str] | None = None) -> int:
     parser = tables.make_parser("layers", __doc__.splitlines()[0])
     tables.add_device(parser)
-    parser.add_argument("--layers", nargs="*", **tables.named(ALL))
+    parser.add_argument("--layers", nargs="*", **tables.named(ALL | OWN))
     parser.add_argument("--all", action="store_true", help="every convolution of PyG that needs nothing but torch")
-    about = "the last ones with --all on a GPU; if not given, on a CPU the real ones at hand, on a GPU large ones"
+    parser.add_argument("--own", action="store_true", help="layers as users write them, by what their message() does")
+    about = "the last ones with --all and --own on a GPU; if not given, on a CPU the real ones at hand, on a GPU large ones"
     parser.add_argument("--graphs", nargs="*", **tables.named(dict.fromkeys([*graphs.REAL, *ON_CUDA]), about))
     parser.add_argument("--compiled", action="store_true", help="both sides under torch.compile, too")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
@@ -281,12 +282,12 @@ def main(arguments: list[str] | None = None) -> int:
     device, rows = torch.device(options.device), []
     if options.serve:
         return processes.serve(_Measured(options))
-    names = options.layers or list(ALL if options.all else LAYERS if device.type == "cpu" else ["GCNConv"])
+    names = options.layers or list(OWN if options.own else ALL if options.all else LAYERS if device.type == "cpu" else ["GCNConv"])
     title = f"PyG layers, forward and backward, on {options.device}"
     compiled = [Compiled(options, on) for on in (False, True)] if options.compiled else []
     for nth, graph in enumerate(graphs_for(options, device)):
         # Without parameters a model's first layer has no gradients.
-        of_graph = [name for name in names if graph.x_grad or any(True for _ in ALL[name](*graph.widths).parameters())]
+        of_graph = [name for name in names if graph.x_grad or any(True for _ in (ALL | OWN)[name](*graph.widths).parameters())]
         for side in compiled:
             side.prepare(of_graph, nth)
         for name in of_graph:

@@ -121,6 +121,19 @@ def test_layers_of_every_convolution() -> None:
     assert classes | set(convs.WITHOUT) >= set(conv.__all__) and not classes & set(convs.WITHOUT)
 
 
+@pytest.mark.parametrize("name", convs.OWN)
+def test_messages_of_ones_own_make_no_rows_of_edges(name):
+    torch.manual_seed(0)
+    x, edge_index = torch.rand(300, 64, requires_grad=True), torch.randint(300, (2, 20_000))
+    layer = convs.OWN[name](64, 64)
+    found = layers.gradients(layer, x, edge_index)
+    assert not any(kernel.startswith(("rows of edges", "gathers")) for _, kernel, _ in gnnfast.report().kernels)
+    gnnfast.disable()
+    expected = layers.gradients(layer, x, edge_index)
+    gnnfast.enable()
+    assert layers.difference(found, expected) < 1e-4
+
+
 def test_layers_alone_on_small_graphs(device, tmp_path: Path) -> None:
     out = tmp_path / "host"
     quick = ("--repeats", "1", "--warmup", "1", "--seconds", "0.001", "--quick", "--out", str(out))

@@ -193,6 +193,15 @@ class Joined:
         self.check()
         return torch.cat([p.now() if isinstance(p, Gathered) else p for p in self.parts], -1)
 
+    def aggregate(self, reduce: str, training: bool) -> Tensor | None:
+        """The reductions of the parts, side by side."""
+        at_dst = any(isinstance(p, Gathered) and p.side != BY_SRC for p in self.parts)
+        if not self.call.adds or (at_dst and (reduce not in LINEAR or not gates.takes(self.like))):
+            return None
+        self.check()
+        parts = [p if isinstance(p, Gathered) else Existing(self.call, p) for p in self.parts]
+        return torch.cat([p.aggregate(reduce, training) for p in parts], -1)
+
     def times(self, factor: Tensor) -> Joined:
         """The product with a tensor that is the same for each edge, ``[..., F]``."""
         self.check()

@@ -25,7 +25,7 @@ from gnnfast.dispatch import edges, execute, gates, several, softened
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.pyg import effects
-from gnnfast.pyg.kinds import Exists, Gathered, Joined, Pair, Weighted, version_of
+from gnnfast.pyg.kinds import Exists, Gathered, Pair, Weighted, version_of
 from gnnfast.pyg.scores import Kind
 from gnnfast.stream import is_capturing
 
@@ -406,8 +406,7 @@ def kind_of(t: Any) -> Any:
 def aggregated(messages: Any, dim: int, reduce: str, training: bool) -> Tensor | None:
     """The reduction of messages along a dimension; ``None`` where they must exist for it."""
     kind = kind_of(messages)
-    fits = not isinstance(kind, (Gathered, Joined)) or (isinstance(kind, Gathered) and kind.side == BY_SRC)
-    if kind is None or not fits or dim not in (0, -messages.dim()):
+    if kind is None or (isinstance(kind, Gathered) and kind.side != BY_SRC) or dim not in (0, -messages.dim()):
         return None
     return kind.aggregate(reduce, training)  # type: ignore[no-any-return]
 

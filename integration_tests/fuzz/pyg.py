@@ -85,6 +85,19 @@ _UNARY: dict[str, Any] = {
     "twice": lambda a: 2 * a,
     "view": lambda a: a.view(-1, 2, a.shape[1] // 2).flatten(1),
 }
+_UNARY |= {
+    "sin": torch.sin,
+    "square": lambda a: a.tanh() ** 2,
+    "from one": lambda a: 1 - a,
+    "row softmax": lambda a: a.softmax(-1),
+    "layer norm": lambda a: functional.layer_norm(a, a.shape[1:], eps=1.0),
+    "mean": lambda a: a * a.mean(-1, keepdim=True),
+    "detached": lambda a: a + a.detach(),
+    "halves": lambda a: torch.cat(a.chunk(2, dim=-1)[::-1], dim=-1),
+    "rolled": lambda a: torch.cat([a[:, 1:], a[:, :1]], -1),
+    "gated half": lambda a: (a[:, : a.shape[1] // 2] * a[..., a.shape[1] // 2 :].sigmoid()).repeat(1, 2),
+    "turned": lambda a: a.view(-1, 2, a.shape[1] // 2).transpose(1, 2).reshape(a.shape),
+}
 _UNARY["leaky"] = lambda a: functional.leaky_relu(a, 0.2)
 _BINARY: dict[str, Any] = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b}
 _BINARY["dot"] = lambda a, b: (a * b).sum(-1, keepdim=True)

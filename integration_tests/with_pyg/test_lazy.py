@@ -37,8 +37,15 @@ from user_messages import (
 
 from gnnfast.pyg import rows
 
-# Where there are no gates.
-FUSED_ANYWAY = ("a weight for each feature", "gate", "gate with edges", "gate of weighted rows", "gate of heads alone")
+# Where there are no gates, nor sums.
+FUSED_ANYWAY = (
+    "a weight for each feature",
+    "gate",
+    "gate with edges",
+    "gate of weighted rows",
+    "gate of heads alone",
+    "side by side",
+)
 
 
 @pytest.mark.parametrize("graph", ["random", "hub", "isolated", "self_loops_and_duplicates", "no_edges"])
