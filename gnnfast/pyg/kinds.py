@@ -459,7 +459,11 @@ class Existing:
         return self.like
 
     def aggregate(self, reduce: str, training: bool) -> Tensor:
-        return self.call.reduced(self.value(), reduce)  # type: ignore[no-any-return]
+        """The reduction at each destination. Extrema keep rows for their gradients, which users may write into."""
+        rows = self.value()
+        if reduce not in LINEAR and self.call.grad_enabled:
+            rows = self.call.saved(rows)
+        return self.call.reduced(rows, reduce)  # type: ignore[no-any-return]
 
 
 class Added:

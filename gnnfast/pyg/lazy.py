@@ -115,7 +115,7 @@ def _to(t: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 for _name, _dtype in {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16}.items():
-    HANDLERS[getattr(Tensor, _name)] = functools.partial(lambda dtype, t: _to(t, dtype), _dtype)
+    HANDLERS[getattr(Tensor, _name)] = functools.partial(_to, dtype=_dtype)
 
 
 @handles(functional.leaky_relu)

@@ -324,12 +324,9 @@ def _restorer(module: torch.nn.Module, device: torch.device) -> Callable[[], Non
 def writes(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether an operation writes into an operand."""
     name = getattr(func, "__name__", "")
-    if (
-        (name.endswith("_") and not name.endswith("__"))
-        or name in _WRITES
-        or kwargs.get("out") is not None
-        or kwargs.get("inplace")
-    ):
+    if (name.endswith("_") and not name.endswith("__")) or name in _WRITES:
+        return True
+    if kwargs.get("out") is not None or kwargs.get("inplace"):
         return True
     at = _inplace_at(func) if getattr(func, "__module__", "") == functional.__name__ else None
     return at is not None and len(args) > at and bool(args[at])
@@ -374,23 +371,9 @@ _OF_SHAPE = {
     for name in ("shape", "dtype", "device", "ndim", "is_cuda", "layout", "is_sparse", "itemsize", "is_sparse_csr", "is_nested")
 } | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.element_size, Tensor.__len__, Tensor.is_floating_point}
 _OF_SHAPE |= {torch.is_floating_point, torch.numel, torch.is_complex, Tensor.is_complex, Tensor.ndimension, Tensor.get_device}
-_VIEWS = {getattr(Tensor, name) for name in ("view", "t", "__getitem__", "detach")} | {
-    getattr(owner, name)
-    for owner in (Tensor, torch)
-    for name in (
-        "reshape",
-        "flatten",
-        "unsqueeze",
-        "squeeze",
-        "transpose",
-        "permute",
-        "unbind",
-        "split",
-        "chunk",
-        "narrow",
-        "select",
-    )
-}
+_OF_BOTH = "reshape flatten unsqueeze squeeze transpose permute unbind split chunk narrow select"
+_VIEWS = {getattr(Tensor, name) for name in ("view", "t", "__getitem__", "detach")}
+_VIEWS |= {getattr(owner, name) for owner in (Tensor, torch) for name in _OF_BOTH.split()}
 _WRITES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__", "__set__", "backward", "register_hook"}
 _WRITES |= {name.strip("_") for name in _WRITES if name.startswith("__") and name != "__set__"}  # as Python's operators call them
 

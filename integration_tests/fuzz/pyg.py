@@ -90,7 +90,7 @@ _UNARY |= {
     "square": lambda a: a.tanh() ** 2,
     "from one": lambda a: 1 - a,
     "row softmax": lambda a: a.softmax(-1),
-    "layer norm": lambda a: functional.layer_norm(a, a.shape[1:], eps=1.0),
+    "layer norm": lambda a: a + functional.layer_norm(a, a.shape[1:], eps=1.0),  # which alone sums up to 0
     "mean": lambda a: a * a.mean(-1, keepdim=True),
     "detached": lambda a: a + a.detach(),
     "halves": lambda a: torch.cat(a.chunk(2, dim=-1)[::-1], dim=-1),

@@ -201,6 +201,25 @@ def test_softmax_of_other_edges(device):
     compare(Layer(others).to(device, torch.float64), x, edge_index, attr, tolerance=1e-9)
 
 
+@pytest.mark.parametrize("reduce", ["sum", "max"])
+def test_features_of_edges_written_into_afterwards(reduce, device):
+    """PyG keeps messages, not what they were made of."""
+    layer = Layer(lambda m, i, j, attr, at: torch.cat([j * m.att.view(F), attr], -1), reduce).to(device, torch.float64)
+    x, edge_index, attr = arguments("random", device)
+
+    def run():
+        of_edges = attr.clone().requires_grad_() * 1
+        out = layer(x, edge_index, of_edges)
+        of_edges.detach().mul_(2)
+        return torch.autograd.grad(out.pow(2).sum(), [layer.att, of_edges])
+
+    found = run()
+    gnnfast.disable()
+    expected = run()
+    gnnfast.enable()
+    assert all(relative_error(f, e) < 1e-9 for f, e in zip(found, expected))
+
+
 def test_what_is_kept_is_as_it_was(device):
     """Rows that a user's function gave to somebody are those of the call."""
     layer = Layer(kept).to(device, torch.float64)
