@@ -20,6 +20,8 @@ LAYERS = {
     "PNAConv": lambda: nn.PNAConv(16, 8, ["mean", "max", "std"], ["identity", "amplification"], torch.tensor([1, 2, 3])),
     "ResGatedGraphConv": lambda: nn.ResGatedGraphConv(16, 8),
     "EdgeConv": lambda: nn.EdgeConv(torch.nn.Linear(32, 8)),
+    "GENConv": lambda: nn.GENConv(16, 8),
+    "FeaStConv": lambda: nn.FeaStConv(16, 8, heads=2),
 }
 
 
