@@ -87,19 +87,22 @@ def test_messages_of_pyg_are_counted_apart():
     assert all(note.advice for note in notes.values()) and "pyg GINConv" not in notes
 
 
-def test_operations_of_a_message_on_rows_of_edges_are_named(device):
-    """Though a kernel sums what they give."""
+@pytest.mark.parametrize("is_summed", [True, False])
+def test_operations_of_a_message_on_rows_of_edges_are_named(is_summed, device):
+    """Also where a kernel sums what they give."""
 
     class Twisted(pyg.MessagePassing):
         def forward(self, x, edge_index):
             return self.propagate(edge_index, x=x)
 
         def message(self, x_i, x_j):
-            return (x_i - x_j).cumsum(1).sin() * x_j
+            twisted = (x_i - x_j).cumsum(1)
+            return twisted * x_j if is_summed else twisted
 
     x, edge_index = torch.rand(200, 64, device=device), _edges(200, 2000, device)
+    layer = Twisted()
     for _ in range(3):
-        Twisted()(x, edge_index)
+        layer(x, edge_index)
     report = gnnfast.report()
     (note,) = report.notes()
     assert "0% on gnnfast's kernels, 100% in part (PyG's message())" in report.headline()

@@ -22,8 +22,8 @@ from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.aggregations import is_softened, kinds_of, may_be_several, temperature_of
 from gnnfast.pyg.kinds import version_of
 from gnnfast.pyg.messages import SPECIAL
-from gnnfast.pyg.rows import Call, existing, is_fused, may_not_exist, passes
-from gnnfast.pyg.verdict import COLLECT, GENERIC, Steps, check_steps
+from gnnfast.pyg.rows import Call, existing, is_fused, may_not_exist, operations, passes
+from gnnfast.pyg.verdict import COLLECT, GENERIC, UNKNOWN, Steps, check_steps
 from gnnfast.reporting import ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, LINEAR
 from gnnfast.unsupported import Unsupported
@@ -118,7 +118,7 @@ def propagate(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
         if found_out is not None:
             rows.learn_passes(_widest_row(kwargs))
             if rows.operations and not rows.said:
-                ran(steps.place, "rows of edges", f"message() runs {', '.join(rows.operations)}")
+                ran(steps.place, "rows of edges", operations(module, rows))
     return out
 
 
@@ -289,15 +289,15 @@ def _aggregate(
         and messages.device == ends.ids[BY_DST].device
     ):
         if steps.reduce:
-            _say_in_part(steps, rows, f"{steps.reduce}", why)
+            _say_in_part(module, steps, rows, f"{steps.reduce}", why)
             return edges.reduce(messages, ends, steps.reduce)
         if temperature is not None:
-            _say_in_part(steps, rows, "softmax aggregation", why)
+            _say_in_part(module, steps, rows, "softmax aggregation", why)
             return _unsaved(softened.reduce_messages(messages, temperature, ends))
         if several.takes(messages):
-            _say_in_part(steps, rows, "several reductions", why)
+            _say_in_part(module, steps, rows, "several reductions", why)
             return _unsaved(several.reduce_messages(messages, None, ends, kinds))
-    _say_in_part(steps, rows, "reductions", why)
+    _say_in_part(module, steps, rows, "reductions", why)
     before = _reducing.ends, _reducing.index, _reducing.rows  # of an aggregate() that propagates itself
     _reducing.ends, _reducing.index, _reducing.rows = ends, getattr(collected, "index", None), rows
     try:
@@ -306,10 +306,10 @@ def _aggregate(
         _reducing.ends, _reducing.index, _reducing.rows = before
 
 
-def _say_in_part(steps: Steps, rows: Call | None, what: str, why: str) -> None:
-    """Reports that messages exist, whatever made them."""
+def _say_in_part(module: Any, steps: Steps, rows: Call | None, what: str, why: str) -> None:
+    """Reports that messages exist, and by what operations if that is all that can be said."""
     if why:
-        ran(steps.place, f"gathers and {what}", why)
+        ran(steps.place, f"gathers and {what}", operations(module, rows) or why if why == UNKNOWN else why)
     if rows is not None:
         rows.said = True
 

@@ -58,7 +58,7 @@ class Call:
             restore()
             found = None
         if not self.gained:
-            _learn(self.module, hopeless=True)
+            _learn(self.module, hopeless=True, operations=tuple(self.operations))
         return found
 
     def check_kept(self) -> None:
@@ -396,12 +396,14 @@ def aggregated(messages: Any, dim: int, reduce: str, training: bool) -> Tensor |
 
 class Known(NamedTuple):
     """What was found out about a layer, which decides nothing but what is tried: that it makes nothing of rows that do not exist,
-    how often PyG's operations read or write the widest rows at each edge, 0 where nobody knows, and that no row had to exist."""
+    how often PyG's operations read or write the widest rows at each edge, 0 where nobody knows, and that no row had to exist; and
+    for the report, which ``operations`` ran on rows of one that is hopeless."""
 
     of: Any = lambda: None  # a weak reference to the layer
     hopeless: bool = False
     passes: float = 0.0
     fused: bool = False
+    operations: tuple[str, ...] = ()
 
 
 _NOTHING = Known()
@@ -430,6 +432,12 @@ def passes(module: torch.nn.Module) -> float:
 def is_fused(module: torch.nn.Module) -> bool:
     """Whether no row of edges had to exist when a layer was served; ``False`` where what was met before must not decide."""
     return _known(module).fused and not (torch.is_grad_enabled() and saved_tensors_are_watched())
+
+
+def operations(module: torch.nn.Module, call: Call | None) -> str:
+    """What a ``message()`` was seen to run on rows of edges, in words; empty if nothing."""
+    seen = _known(module).operations if call is None else call.operations
+    return f"message() runs {', '.join(seen)}" if seen else ""
 
 
 MANY_PASSES = 24.0

@@ -224,6 +224,9 @@ def _overridden(cls: Any, collect: str, but: str = "") -> str:
     return f"{found}() is overridden" if found else ""
 
 
+UNKNOWN = "message() is not x_j or weight * x_j"
+
+
 def _judge(cls: Any, kind: type, collect: str) -> Verdict | str:
     replaced = known.replaced_in_propagate(kind)
     if replaced:
@@ -234,10 +237,9 @@ def _judge(cls: Any, kind: type, collect: str) -> Verdict | str:
     message, update = inspect.getattr_static(cls, "message"), inspect.getattr_static(cls, "update")
     found = message_of(message)
     if found is None:
-        reason = "message() is not x_j or weight * x_j"
         if isinstance(message, FunctionType) and getattr(cls, "message", None) is message:
-            _refusals[id(cls)] = message, message.__code__, reason  # type: ignore[union-attr]
-        return reason
+            _refusals[id(cls)] = message, message.__code__, UNKNOWN  # type: ignore[union-attr]
+        return UNKNOWN
     reduce, place = _reductions()[kind], f"pyg {cls.__name__}"
     if found.form in RELU_FORMS and not (reduce == "sum" and means_relu(found.form, message)):  # type: ignore[arg-type]
         return "message() is relu(x_j + edge features), of which only sums are fused"
