@@ -292,6 +292,22 @@ MESSAGES = {
     "dot attention with heads": (lambda m, i, j, attr, at: j * softmax((i * j).sum(-1), *at).unsqueeze(-1), True, ATTENDS),
     "dot attention, seen": (lambda m, i, j, attr, at: (i * j).sum(-1).softmax(1)[..., None] * j[:, None].squeeze(1), True, True),
     "dot attention with one more": (lambda m, i, j, attr, at: j * softmax((i * j).sum(-1), *at)[..., None], True, ATTENDS),
+    "dot attention by einsum": (
+        lambda m, i, j, attr, at: torch.einsum("eh, ehd -> ehd", softmax(torch.einsum("ehd,ehd->eh", i, j), *at), j),
+        True,
+        ATTENDS,
+    ),
+    "weighted by einsum": (lambda m, i, j, attr, at: torch.einsum("ef,e->ef", j, attr.view(-1)), False, True),
+    "dots by einsum": (lambda m, i, j, attr, at: torch.einsum("ef,ef->e", i, j)[:, None] * j, False, True),
+    "other einsums": (
+        lambda m, i, j, attr, at: (
+            torch.einsum("ef,fg->eg", j, m.lin.weight)
+            + torch.einsum("ef,ef->f", i, j)
+            + torch.einsum("ee->e", i[:, :1] @ j[:, :1].t())[:, None]
+        ),
+        False,
+        False,
+    ),
     "dot attention, weighted": (lambda m, i, j, attr, at: attends(m, i, j, attr, at) * attr, False, True),
     "dot attention of others": (lambda m, i, j, attr, at: m.wide(j[:, :1]) * softmax((i * j).sum(-1, True), *at), False, ATTENDS),
     "sum attention": (lambda m, i, j, attr, at: weighted_by(sums(m, i, j, attr, at), m, j, at), False, True),

@@ -484,8 +484,8 @@ def _sum(t: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
     dim %= t.dim()
     if isinstance(kind, Gathered):
         return kind.of(kind.kept().sum(dim, keepdim)) if saves(kind) else NotImplemented
-    if isinstance(kind, (Pair, Scaled, Joined)) and torch.is_autocast_enabled(kind.like.device.type):
-        return NotImplemented  # sums are of another dtype then
+    if isinstance(kind, (Pair, Scaled, Joined)) and not _sums_alike(kind):
+        return NotImplemented
     if isinstance(kind, Pair) and kind.how == "mul" and dim == t.dim() - 1 and kind.a.x.dtype in FEATURE_DTYPES:
         return _dot(kind, keepdim)
     if isinstance(kind, Scaled) and dim == t.dim() - 1 and math.prod(kind.shape[1:]):
@@ -502,6 +502,11 @@ def _sum(t: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
     return NotImplemented
 
 
+def _sums_alike(kind: Any) -> bool:
+    """Whether sums are of the dtype of what is summed: under autocast they are of another."""
+    return not torch.is_autocast_enabled(kind.like.device.type)
+
+
 def _dot(kind: Pair, keepdim: bool) -> Any:
     tail = kind.shape[1:-1]
     if not math.prod(kind.shape[1:]):
@@ -509,6 +514,27 @@ def _dot(kind: Pair, keepdim: bool) -> Any:
     a, b = (k.saved().contiguous() for k in sorted((kind.a, kind.b), key=lambda k: k.side != BY_DST))
     kind.call.gained = True
     return Dots(kind.call, a, b, math.prod(tail), (*tail, 1) if keepdim else tail)
+
+
+@handles(torch.einsum)
+def _einsum(equation: Any, *operands: Any) -> Any:
+    """Dot products as ``"ehd,ehd->eh"``, and rows times a number for each edge or head as ``"eh,ehd->ehd"``."""
+    if type(equation) is not str or len(operands) != 2:
+        return NotImplemented
+    given, _, out = equation.replace(" ", "").partition("->")
+    first, _, second = given.partition(",")
+    if max(len(set(first)), len(set(second))) != max(len(first), len(second)) or not (first + second + out).isalpha():
+        return NotImplemented
+    a, b = operands
+    if first == second and out == first[:-1]:
+        pair = _mul(a, b)
+        is_dot = isinstance(pair, Pair) and pair.a.x.dtype in FEATURE_DTYPES and _sums_alike(pair)
+        return _dot(pair, False) if is_dot else NotImplemented
+    if second == first[:-1]:
+        a, b, first, second = b, a, second, first
+    if out != second or first != second[:-1] or not isinstance(a, _TENSORS):
+        return NotImplemented
+    return NotImplemented if kind_of(b) is None else _mul(b, a.unsqueeze(-1))
 
 
 @handles(functional.dropout)

@@ -20,7 +20,7 @@ from torch_geometric.utils import softmax
 from user_messages import ATTENDS, GATES, MESSAGES, Layer, arguments
 
 # What breaks a graph apart, or what a compiler takes for another thing than it is.
-BREAKS = ("scripted", "numpy", "vmap", "caught", "own gradient, caught", "normalised")
+BREAKS = ("scripted", "numpy", "vmap", "caught", "own gradient, caught", "normalised", "dot attention by einsum")
 MUST_EXIST = "compiled: messages of such a message() must exist"
 SMALL = ["random", "hub", "isolated", "self_loops_and_duplicates"]
 
