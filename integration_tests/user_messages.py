@@ -302,7 +302,7 @@ MESSAGES = {
     "other einsums": (
         lambda m, i, j, attr, at: (
             torch.einsum("ef,fg->eg", j, m.lin.weight)
-            + torch.einsum("ef,ef->f", i, j)
+            + torch.einsum("ef,ef->f", i, j) / 1000
             + torch.einsum("ee->e", i[:, :1] @ j[:, :1].t())[:, None]
         ),
         False,
