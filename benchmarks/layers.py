@@ -27,6 +27,7 @@ from gnnfast.cache import cache
 from . import graphs, host, peers, processes, tables, timing
 from .convs import ALL, LAYERS, OWN, served
 
+EVERY = ALL | OWN
 UNTIL_SETTLED = 20  # steps, after which gnnfast has the schedules of a graph that is used again and again
 TOLERANCE = 2e-2  # in float32 PyG's own gradients of GatedGraphConv are off by 5e-3 where nodes have thousands of edges
 
@@ -68,7 +69,7 @@ def make(name: str, graph: Graph) -> tuple[torch.nn.Module, Tensor]:
     device = graph.edge_index.device
     torch.manual_seed(0)
     x = torch.randn(graph.nodes, graph.widths[0], device=device, requires_grad=graph.x_grad)
-    return (ALL | OWN)[name](*graph.widths).to(device), x
+    return EVERY[name](*graph.widths).to(device), x
 
 
 def measure(name: str, graph: Graph, *compiled: dict[str, float]) -> dict[str, Any]:
@@ -183,7 +184,7 @@ class _Measured:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options, self._graph = options, None
         self._steps: dict[str, Callable[[], None]] = {}
-        torch._dynamo.config.recompile_limit = len(ALL | OWN)  # many layers share a forward of this benchmark
+        torch._dynamo.config.recompile_limit = len(EVERY)  # many layers share a forward of this benchmark
 
     def prepare(self, name: str, nth: int) -> None:
         device = torch.device(self._options.device)
@@ -270,7 +271,7 @@ def summarise(rows: list[tables.Row]) -> list[tables.Row]:
 def main(arguments: list[str] | None = None) -> int:
     parser = tables.make_parser("layers", __doc__.splitlines()[0])
     tables.add_device(parser)
-    parser.add_argument("--layers", nargs="*", **tables.named(ALL | OWN))
+    parser.add_argument("--layers", nargs="*", **tables.named(EVERY))
     parser.add_argument("--all", action="store_true", help="every convolution of PyG that needs nothing but torch")
     parser.add_argument("--own", action="store_true", help="layers as users write them, by what their message() does")
     about = "the last ones with --all and --own on a GPU; if not given, on a CPU the real ones at hand, on a GPU large ones"
@@ -287,7 +288,7 @@ def main(arguments: list[str] | None = None) -> int:
     compiled = [Compiled(options, on) for on in (False, True)] if options.compiled else []
     for nth, graph in enumerate(graphs_for(options, device)):
         # Without parameters a model's first layer has no gradients.
-        of_graph = [name for name in names if graph.x_grad or any(True for _ in (ALL | OWN)[name](*graph.widths).parameters())]
+        of_graph = [name for name in names if graph.x_grad or any(True for _ in EVERY[name](*graph.widths).parameters())]
         for side in compiled:
             side.prepare(of_graph, nth)
         for name in of_graph:

@@ -289,7 +289,7 @@ def _aggregate(
         and messages.device == ends.ids[BY_DST].device
     ):
         if steps.reduce:
-            _say_in_part(module, steps, rows, f"{steps.reduce}", why)
+            _say_in_part(module, steps, rows, steps.reduce, why)
             return edges.reduce(messages, ends, steps.reduce)
         if temperature is not None:
             _say_in_part(module, steps, rows, "softmax aggregation", why)

@@ -14,7 +14,7 @@ from gnnfast.dispatch.execute import softmax
 from gnnfast.graph import Graph
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_DST
-from gnnfast.pyg import guards, lazy, views  # noqa: F401
+from gnnfast.pyg import guards, lazy, views  # noqa: F401 (what views do of torch's operations is known from here on)
 from gnnfast.pyg.adjacency import key_of, running
 from gnnfast.pyg.kinds import version_of
 from gnnfast.pyg.known import replaced_in_softmax

@@ -16,7 +16,7 @@ from gnnfast.pyg.scores import Scores, Shares
 
 
 # ---- in another shape --------------------------------------------------------------------------------------------------------
-def sizes_of(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+def _sizes(shape: tuple[Any, ...]) -> tuple[Any, ...]:
     """Numbers that are given one by one, or in one argument."""
     return tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], (int, torch.SymInt)) else shape
 
@@ -46,7 +46,7 @@ def _seen_as(t: Rows, tail: tuple[int, ...] | None) -> Any:
 @handles(Tensor.view, Tensor.reshape, torch.reshape)
 def _view(t: Any, *shape: Any) -> Any:
     kind = kind_of(t)
-    return NotImplemented if kind is None or not shape else _seen_as(t, _tail(kind, sizes_of(shape)))
+    return NotImplemented if kind is None or not shape else _seen_as(t, _tail(kind, _sizes(shape)))
 
 
 @handles(Tensor.unsqueeze, torch.unsqueeze)
@@ -94,11 +94,8 @@ def _getitem(t: Any, index: Any) -> Any:
         return NotImplemented
     if isinstance(kind, Gathered):
         return kind.seen(lambda rows: rows[at], t)
-    return (
-        _seen_as(t, _with_ones(at, kind.shape)[1:])
-        if all(part is None or part is ... or _is_whole(part) for part in at)
-        else NotImplemented
-    )
+    only_adds = all(part is None or part is ... or _is_whole(part) for part in at)
+    return _seen_as(t, _with_ones(at, kind.shape)[1:]) if only_adds else NotImplemented
 
 
 def _is_whole(part: Any) -> bool:
@@ -135,9 +132,9 @@ def _detach(t: Any) -> Any:
 @handles(Tensor.narrow, torch.narrow)
 def _narrow(t: Any, dim: Any, start: Any, length: Any) -> Any:
     kind = kind_of(t)
-    return (
-        kind.seen(lambda rows: rows.narrow(dim, start, length), t) if _leaves_edges(kind, (dim,), start, length) else NotImplemented
-    )
+    if not _leaves_edges(kind, (dim,), start, length):
+        return NotImplemented
+    return kind.seen(lambda rows: rows.narrow(dim, start, length), t)
 
 
 @handles(Tensor.select, torch.select)
@@ -154,7 +151,7 @@ def _transpose(t: Any, dim0: Any, dim1: Any) -> Any:
 
 @handles(Tensor.permute, torch.permute)
 def _permute(t: Any, *dims: Any) -> Any:
-    kind, order = kind_of(t), sizes_of(dims) if dims else ()
+    kind, order = kind_of(t), _sizes(dims) if dims else ()
     if not order or type(order[0]) is not int or order[0] % t.dim() or not _leaves_edges(kind, order[1:]):
         return NotImplemented
     return kind.seen(lambda rows: rows.permute(order), t)
