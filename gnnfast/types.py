@@ -9,6 +9,8 @@ from torch import Tensor
 
 FEATURE_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INDEX_DTYPES = (torch.int32, torch.int64)
+# Orders round differently, which only these have the digits for.
+REORDERED = (torch.float32, torch.float64)
 
 # The codes are those of spmm_coo (plugin_src/spmm_coo/spmm_coo.h).
 REDUCTIONS = {"sum": 0, "mean": 1, "max": 2, "min": 3}

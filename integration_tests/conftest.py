@@ -84,9 +84,9 @@ def nothing_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gnnfast.dispatch.select.SMALL", dict.fromkeys(SMALL, Small(-1, -1)))
     monkeypatch.setattr("gnnfast.dispatch.select.CONVERT_ON_CPU", 0)
     monkeypatch.setattr("gnnfast.features.TIMES_ON_CUDA", 1)
-    monkeypatch.setattr("gnnfast.pyg.general.FEW", 0)
-    monkeypatch.setattr("gnnfast.pyg.general.FEW_ON_CPU", 0)
-    monkeypatch.setattr("gnnfast.pyg.lazy.WIDE", 0)
+    monkeypatch.setattr("gnnfast.lazy.rows.FEW", 0)
+    monkeypatch.setattr("gnnfast.lazy.rows.FEW_ON_CPU", 0)
+    monkeypatch.setattr("gnnfast.lazy.operations.WIDE", 0)
     monkeypatch.setattr("gnnfast.dgl.backend.FEW_EDGES", -1)
     monkeypatch.setattr("gnnfast.dgl.backend.NARROW", 0)
 

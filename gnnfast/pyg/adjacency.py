@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from gnnfast import guards
 from gnnfast.cache import cache
 from gnnfast.graph import Graph
-from gnnfast.pyg import guards
 from gnnfast.types import INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gnnfast.dispatch import several
 from gnnfast.dispatch.softened import Temperature
-from gnnfast.pyg.guards import PLAIN
+from gnnfast.guards import PLAIN
 from gnnfast.pyg.known import replaced_in_scaler, replaced_in_softened
 from gnnfast.pyg.verdict import is_plain
 from gnnfast.types import MOST_KINDS

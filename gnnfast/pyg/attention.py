@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnfast import guards
 from gnnfast.cache import Sightings, cache
 from gnnfast.config import settings
 from gnnfast.dispatch import execute
@@ -20,15 +21,15 @@ from gnnfast.dispatch.select import cannot_win
 from gnnfast.graph import Graph
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.patching import class_of, is_dispatched
-from gnnfast.pyg import bounded, guards
+from gnnfast.pyg import bounded
 from gnnfast.pyg.adjacency import graph_of, incidence_of
 from gnnfast.pyg.known import replaced_in_attention
-from gnnfast.pyg.layers import REORDERED, is_product
+from gnnfast.pyg.layers import is_product
 from gnnfast.pyg.loops import kept_edges, looped_graph, with_loops, with_self_loops
 from gnnfast.pyg.messages import DOT_ATTENTION, Message
 from gnnfast.pyg.verdict import check_module
 from gnnfast.reporting import ran
-from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
+from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, REORDERED
 from gnnfast.unsupported import Unsupported
 
 _hooks = operator.itemgetter("_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")

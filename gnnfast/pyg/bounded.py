@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from gnnfast.config import settings
 from gnnfast.dispatch import edges
 from gnnfast.graph import Graph
-from gnnfast.pyg import effects
+from gnnfast.lazy import effects
 from gnnfast.unsupported import Unsupported
 
 SHARE = 0.5  # of the free memory that messages may take before they are computed in chunks, ...

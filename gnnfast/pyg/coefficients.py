@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnfast import guards
 from gnnfast.config import settings
 from gnnfast.dispatch import edges, execute
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.patching import class_of, is_dispatched
-from gnnfast.pyg import guards
 from gnnfast.pyg.adjacency import graph_of
 from gnnfast.pyg.attention import OVERRIDES, after_dropout, check_tensors, dropout_of, graph_of_layer
 from gnnfast.pyg.known import replaced_in_attention, replaced_in_layer

@@ -25,7 +25,7 @@ _WHOLE = {
     "gnnfast.pyg.relations": "one aggregation over the edges of all relations, and the matrix of each",
 }
 
-# What their own message() turns out to be as it runs (gnnfast.pyg.lazy).
+# What their own message() turns out to be as it runs (gnnfast.lazy.operations).
 _WEIGHTED = "SpMM with the coefficients that its own message() computes"
 _GATES = "sums of gates"
 _ATTENTION = "attention with the scores that its own message() computes"

@@ -12,17 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnfast import guards
 from gnnfast.config import settings
 from gnnfast.dispatch import edges, several, softened
-from gnnfast.dispatch.select import cannot_win
 from gnnfast.graph import Graph
 from gnnfast.graph.formats import BY_DST, BY_SRC
-from gnnfast.pyg import bounded, guards
+from gnnfast.lazy import rows as lazy
+from gnnfast.lazy.kinds import version_of
+from gnnfast.lazy.rows import Call, User, existing, operations
+from gnnfast.pyg import bounded
 from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.aggregations import is_softened, kinds_of, may_be_several, temperature_of
-from gnnfast.pyg.kinds import version_of
 from gnnfast.pyg.messages import SPECIAL
-from gnnfast.pyg.rows import Call, existing, is_fused, may_not_exist, operations, passes
 from gnnfast.pyg.verdict import COLLECT, GENERIC, UNKNOWN, Steps, check_steps
 from gnnfast.reporting import ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, LINEAR
@@ -30,15 +31,13 @@ from gnnfast.unsupported import Unsupported
 
 # How often a scatter of PyG's reads messages, or takes as long; and its softmax aggregation.
 SCATTER_PASSES, SOFTMAX_PASSES = 3, 14
-# Edges up to which rows of 1 KiB on a CPU and of 4 KiB on CUDA have nothing to gain: no closer look is taken.
-FEW_ON_CPU, FEW = 1 << 9, 1 << 14
 
 
 def few(edge_index: Any) -> int:
     """Ids of an ``edge_index`` up to which nothing :func:`pays`; 0 if it is none."""
     if type(edge_index) is not Tensor or edge_index.dim() != 2:
         return 0
-    return 2 * ((FEW if edge_index.is_cuda else FEW_ON_CPU) - 1)
+    return 2 * ((lazy.FEW if edge_index.is_cuda else lazy.FEW_ON_CPU) - 1)
 
 
 def pays(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
@@ -46,16 +45,12 @@ def pays(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
     if type(edge_index) is not Tensor or edge_index.dim() != 2:
         return False
     is_cuda, num_edges = edge_index.is_cuda, edge_index.size(1)
-    if num_edges < (FEW if is_cuda else FEW_ON_CPU):
+    if lazy.are_few(num_edges, is_cuda):
         return False
-    row = _widest_row(kwargs)
-    if is_cuda:
-        if is_fused(module) and not cannot_win(num_edges * row, torch.is_grad_enabled(), settings()):
-            return True  # as where the class says what it sums
-        row = math.ceil(row * passes(module))
-    elif is_softened(module):  # whose operations read and write rows of edges several times as often
-        row *= 3
-    return row > 0 and not cannot_win(num_edges * row, torch.is_grad_enabled(), settings(), "messages" if is_cuda else "cpu")
+    row_bytes = _widest_row(kwargs)
+    if not is_cuda and is_softened(module):  # whose operations read and write rows of edges several times as often
+        row_bytes *= 3
+    return lazy.pays(module, num_edges, row_bytes, is_cuda)
 
 
 def _widest_row(kwargs: dict[str, Any]) -> int:
@@ -92,7 +87,7 @@ def propagate(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
             why = f"{why}; not in chunks: {error}"
     found: list[Graph] = []
     ends = edges.Ends(*_ends(module, edge_index), lambda: found[0])
-    rows = may_not_exist(module, ends, steps.place)
+    rows = Call.of(User(type(module).message, module, module), ends, steps.place)
     sizes, collected = _collect(module, edge_index, size, kwargs, ends, collect, rows)
     found.append(_graph(module, edge_index, sizes))
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnfast import features
+from gnnfast import features, guards
 from gnnfast.cache import Sightings
 from gnnfast.config import settings
 from gnnfast.dispatch.execute import Linear, aggregate, linear_layer
@@ -24,7 +24,6 @@ from gnnfast.dispatch.select import FEW_BYTES, TINY_ON_CPU, Layer, cannot_win, l
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.hardware import relative_bandwidth
 from gnnfast.patching import class_of, is_dispatched
-from gnnfast.pyg import guards
 from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.known import is_linear, replaced_in_tensor
 from gnnfast.pyg.messages import GINE
@@ -33,14 +32,12 @@ from gnnfast.pyg.small import is_new_and_few
 from gnnfast.pyg.verdict import CALLED, METHODS, check_module, global_hooks, module_hooks, mp_hooks, served, watch_of
 from gnnfast.reporting import fell_back, ran
 from gnnfast.stream import is_capturing
-from gnnfast.types import FEATURE_DTYPES, LINEAR
+from gnnfast.types import FEATURE_DTYPES, LINEAR, REORDERED
 from gnnfast.unsupported import Unsupported
 
 _OVERRIDES = ("propagate", *METHODS)
 _PLAIN = ("add", "sum", "mean", "max", "min")
 _methods = operator.attrgetter("message", "aggregate", "update", "message_and_aggregate", "forward")
-# Orders round differently, which only these dtypes have the digits for.
-REORDERED = (torch.float32, torch.float64)
 _STRIDED = torch.strided
 _tracing_state = torch._C._get_tracing_state
 

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnfast import guards
 from gnnfast.cache import Sightings, cache, keep_if_captured
 from gnnfast.dispatch import edges
 from gnnfast.dispatch.several import degrees
 from gnnfast.graph import Graph
 from gnnfast.graph.checks import usable_later
 from gnnfast.patching import class_of, is_dispatched
-from gnnfast.pyg import guards
 from gnnfast.pyg.adjacency import Listed
 from gnnfast.pyg.known import replaced_in_loops
 from gnnfast.pyg.norm import keeps_to_itself

@@ -17,7 +17,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from gnnfast.pyg import guards
+from gnnfast import guards
 from gnnfast.reporting import ran
 
 FEW = 1024  # numbers that Python draws as fast one by one

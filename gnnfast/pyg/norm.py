@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnfast import guards
 from gnnfast.cache import Sightings, cache, is_constant, keep_if_captured
 from gnnfast.graph import Graph, ids
 from gnnfast.graph.checks import MOST_EDGES, MOST_NODES, saved_tensors_are_watched, usable_later
 from gnnfast.patching import class_of, is_dispatched
-from gnnfast.pyg import guards, known
+from gnnfast.pyg import known
 from gnnfast.pyg.adjacency import Listed, running
 from gnnfast.pyg.small import are_few
 from gnnfast.pyg.verdict import check_module

@@ -14,20 +14,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from gnnfast import guards
 from gnnfast.config import settings
 from gnnfast.dispatch import edges
 from gnnfast.dispatch.several import degrees, log_degrees, reduce_messages, reduce_shifted
 from gnnfast.graph import Graph
 from gnnfast.graph.formats import BY_SRC
 from gnnfast.patching import class_of, is_dispatched
-from gnnfast.pyg import bounded, guards
+from gnnfast.pyg import bounded
 from gnnfast.pyg.adjacency import graph_of
 from gnnfast.pyg.aggregations import kinds_of
 from gnnfast.pyg.known import replaced_in_layer
-from gnnfast.pyg.layers import REORDERED, is_product
+from gnnfast.pyg.layers import is_product
 from gnnfast.pyg.verdict import check_steps, is_plain
 from gnnfast.reporting import ran
-from gnnfast.types import INDEX_DTYPES
+from gnnfast.types import INDEX_DTYPES, REORDERED
 from gnnfast.unsupported import Unsupported
 
 # The degrees of nodes ``[N, 1]``, or, with a least degree, the logarithm of one more than the larger of both.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnfast import _native
+from gnnfast import _native, guards
 from gnnfast.cache import cache
 from gnnfast.config import settings
 from gnnfast.dispatch import edges, gates
@@ -19,7 +19,7 @@ from gnnfast.features import aggregate_csr, unsupported
 from gnnfast.graph import Graph, ids
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_SRC
-from gnnfast.pyg import bounded, general, guards
+from gnnfast.pyg import bounded, general
 from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.as_written import as_written, rule_of
 from gnnfast.pyg.attention import dot_attention, is_first_and_small, is_small_transformer

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnfast import guards
 from gnnfast.cache import Held
 from gnnfast.config import settings
 from gnnfast.dispatch import edges
@@ -22,10 +23,9 @@ from gnnfast.dispatch.select import cannot_win
 from gnnfast.graph.checks import MOST_EDGES, MOST_NODES
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.patching import class_of
-from gnnfast.pyg import guards
 from gnnfast.pyg.adjacency import Listed
 from gnnfast.pyg.known import replaced_in_attention
-from gnnfast.pyg.layers import REORDERED, is_product
+from gnnfast.pyg.layers import is_product
 from gnnfast.pyg.relations import (
     are_filled,
     check_bounds,
@@ -37,6 +37,7 @@ from gnnfast.pyg.relations import (
     rows_there_are,
 )
 from gnnfast.reporting import ran
+from gnnfast.types import REORDERED
 from gnnfast.unsupported import Unsupported
 
 ADDITIVE, MULTIPLICATIVE = "additive-self-attention", "multiplicative-self-attention"

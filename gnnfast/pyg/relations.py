@@ -17,18 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnfast import guards
 from gnnfast.cache import Held, cache, keep_if_captured
 from gnnfast.config import settings
 from gnnfast.dispatch.execute import aggregate
 from gnnfast.graph.checks import MOST_EDGES, MOST_NODES, usable_later
 from gnnfast.patching import class_of, is_dispatched
-from gnnfast.pyg import guards
 from gnnfast.pyg.adjacency import Listed
 from gnnfast.pyg.known import replaced_in_layer, replaced_in_relations
-from gnnfast.pyg.layers import REORDERED
 from gnnfast.pyg.verdict import Steps, check_steps
 from gnnfast.reporting import ran
-from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
+from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, REORDERED
 from gnnfast.unsupported import Unsupported
 
 

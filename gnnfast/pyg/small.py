@@ -10,11 +10,11 @@ import weakref
 import torch
 from torch import Tensor
 
+from gnnfast import guards
 from gnnfast.cache import Sightings
 from gnnfast.config import settings
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.graph.checks import saved_tensors_are_watched
-from gnnfast.pyg import guards
 
 _met = Sightings()
 # Layers that have met a graph twice, by their id: in two passes, or several times in one.

@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnfast import guards
 from gnnfast.cache import cache
 from gnnfast.dispatch.execute import softmax
 from gnnfast.graph import Graph
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_DST
-from gnnfast.pyg import guards, lazy, views  # noqa: F401 (what views do of torch's operations is known from here on)
+from gnnfast.lazy import operations
+from gnnfast.lazy.kinds import version_of
+from gnnfast.lazy.rows import Rows
 from gnnfast.pyg.adjacency import key_of, running
-from gnnfast.pyg.kinds import version_of
 from gnnfast.pyg.known import replaced_in_softmax
-from gnnfast.pyg.rows import Rows
 from gnnfast.types import FEATURE_DTYPES
 from gnnfast.unsupported import Unsupported
 
@@ -54,7 +55,7 @@ def make_softmax(original: FunctionType) -> Callable[..., Any]:
 
     def softmax_of(src: Any, index: Any, ptr: Any, num_nodes: Any, dim: Any) -> Any:
         if type(src) is Rows:
-            found = NotImplemented if replaced_in_softmax() else lazy.softmax(src, index, num_nodes, dim)
+            found = NotImplemented if replaced_in_softmax() else operations.softmax(src, index, num_nodes, dim)
             if found is not NotImplemented:
                 return found
             src = src.value()

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnfast import guards
 from gnnfast.cache import cache
 from gnnfast.dispatch.execute import aggregate
 from gnnfast.graph import Graph
-from gnnfast.pyg import guards
 from gnnfast.reporting import fell_back
 from gnnfast.types import FEATURE_DTYPES
 

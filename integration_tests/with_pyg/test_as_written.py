@@ -15,7 +15,8 @@ from torch_geometric import nn
 
 import gnnfast
 from gnnfast.dispatch import select
-from gnnfast.pyg import as_written, general
+from gnnfast.lazy import rows
+from gnnfast.pyg import as_written
 from gnnfast.pyg import propagate as propagate_module
 
 F = 8
@@ -25,8 +26,8 @@ F = 8
 def everything_is_few(small, monkeypatch):
     most = select.Small(1 << 40, 1 << 40)
     monkeypatch.setattr(select, "SMALL", dict.fromkeys(select.SMALL, most))
-    monkeypatch.setattr(general, "FEW", 1 << 40)
-    monkeypatch.setattr(general, "FEW_ON_CPU", 1 << 40)
+    monkeypatch.setattr(rows, "FEW", 1 << 40)
+    monkeypatch.setattr(rows, "FEW_ON_CPU", 1 << 40)
 
 
 @pytest.fixture

@@ -86,9 +86,10 @@ HOW["attention"] = ("attention", "edge softmax")
 
 @pytest.mark.parametrize("name", AS_IT_RUNS)
 def test_what_is_said_of_layers_as_they_run(name, device, monkeypatch):
-    from gnnfast.pyg import coverage, lazy
+    from gnnfast.lazy import operations
+    from gnnfast.pyg import coverage
 
-    monkeypatch.setattr(lazy, "WIDE", 8)  # as it is: positions are narrow
+    monkeypatch.setattr(operations, "WIDE", 8)  # as it is: positions are narrow
     assert AS_IT_RUNS.keys() == coverage.AS_IT_RUNS.keys()
     edge_index, n, _ = GRAPHS["random"]()
     x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)

@@ -35,7 +35,7 @@ from user_messages import (
     written_weight,
 )
 
-from gnnfast.pyg import rows
+from gnnfast.lazy import rows
 
 # Where there are no gates, nor sums.
 FUSED_ANYWAY = (
@@ -75,7 +75,7 @@ def test_message(name, graph, device):
 @pytest.mark.parametrize("name", MESSAGES)
 def test_what_runs_on_rows_of_edges_is_said(name, device, monkeypatch):
     """Of messages whose sum is a kernel's."""
-    monkeypatch.setattr("gnnfast.pyg.rows.NARROW", F - 1)
+    monkeypatch.setattr("gnnfast.lazy.rows.NARROW", F - 1)
     function, heads, fused = MESSAGES[name]
     Layer(function, "sum", heads).to(device, torch.float64)(*arguments("random", device))
     reasons = {reason for _, kernel, reason in gnnfast.report().kernels if kernel == "rows of edges"}
@@ -141,7 +141,7 @@ def test_features_written_into_afterwards(name, device):
 @pytest.mark.parametrize("name", [name for name in MESSAGES if name.startswith(("sum attention", "sums", "narrow", "joined a"))])
 def test_narrow_sums(name, device, monkeypatch):
     """Which are no rows of features, as elsewhere."""
-    monkeypatch.setattr("gnnfast.pyg.lazy.WIDE", F + 1)
+    monkeypatch.setattr("gnnfast.lazy.operations.WIDE", F + 1)
     for graph in ("random", "no_edges"):
         test_message(name, graph, device)
 

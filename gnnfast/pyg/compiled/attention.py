@@ -30,9 +30,10 @@ from gnnfast.pyg.compiled.questions import (
     needs_grad,
 )
 from gnnfast.pyg.known import replaced_in_attention
-from gnnfast.pyg.layers import REORDERED, is_product
+from gnnfast.pyg.layers import is_product
 from gnnfast.pyg.messages import DOT_ATTENTION
 from gnnfast.reporting import ran
+from gnnfast.types import REORDERED
 from gnnfast.unsupported import Unsupported
 
 

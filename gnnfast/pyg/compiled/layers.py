@@ -14,7 +14,8 @@ from gnnfast.dispatch.select import Layer, linear_first
 from gnnfast.patching import class_of
 from gnnfast.pyg.compiled.norm import Normalised, aggregate_normalised, check_weight
 from gnnfast.pyg.compiled.questions import LOOPED_TIMES, Traced, ask, check_edges, check_operand, context, deciding, hint, is_small
-from gnnfast.pyg.layers import REORDERED, Form, parts_of
+from gnnfast.pyg.layers import Form, parts_of
+from gnnfast.types import REORDERED
 from gnnfast.unsupported import Unsupported
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 
 from gnnfast.graph.formats import BY_DST, BY_SRC
+from gnnfast.lazy.kinds import Exists
 from gnnfast.pyg.aggregations import is_softened, kinds_of, may_be_several, softens, temperature
 from gnnfast.pyg.compiled import ops
 from gnnfast.pyg.compiled.questions import (
@@ -33,13 +34,11 @@ from gnnfast.pyg.compiled.questions import (
     state,
 )
 from gnnfast.pyg.compiled.rows import Call, Graph, follow, reduced
-from gnnfast.pyg.kinds import Exists
 from gnnfast.pyg.known import replaced_in_softmax
-from gnnfast.pyg.layers import REORDERED
 from gnnfast.pyg.messages import RELU_FORMS
 from gnnfast.pyg.verdict import check_steps, message_of
 from gnnfast.reporting import ran
-from gnnfast.types import FEATURE_DTYPES, KINDS
+from gnnfast.types import FEATURE_DTYPES, KINDS, REORDERED
 from gnnfast.unsupported import Unsupported
 
 

@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from gnnfast import _native
 from gnnfast.config import settings
 from gnnfast.dispatch.select import cannot_win
-from gnnfast.pyg.kinds import Exists
+from gnnfast.lazy.kinds import Exists
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
 from gnnfast.unsupported import Unsupported

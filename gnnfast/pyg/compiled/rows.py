@@ -2,8 +2,8 @@
 
 The compiler traces ``message()`` on gathered rows, with its own guards on all that it reads. What it has put into its graph is then
 followed with rows that do not exist in place of the gathered ones, by the handlers that uncompiled calls run by
-(:mod:`gnnfast.pyg.lazy`), on the compiler's stand-ins for tensors; what they compute becomes nodes of the graph, and so does the
-kernel that reduces such messages. Nobody reads what was there before, so the compiler drops it. Where messages must exist, they
+(:mod:`gnnfast.lazy.operations`), on the compiler's stand-ins for tensors; what they compute becomes nodes of the graph, and so does
+the kernel that reduces such messages. Nobody reads what was there before, so the compiler drops it. Where messages must exist, they
 stay as they were traced, but for what is computed at nodes and gathered then, such as the first layer of a perceptron.
 """
 
@@ -20,10 +20,10 @@ from torch.overrides import TorchFunctionMode
 
 from gnnfast.dispatch import gates, passes
 from gnnfast.graph.formats import BY_DST
+from gnnfast.lazy.kinds import Exists, Gate, Gathered, Pair
+from gnnfast.lazy.rows import HANDLERS, ROWS, aggregated, kind_of, writes
+from gnnfast.lazy.scores import Dots, Scores, Shares, Sums
 from gnnfast.pyg.compiled import ops
-from gnnfast.pyg.kinds import Exists, Gate, Gathered, Pair
-from gnnfast.pyg.rows import HANDLERS, ROWS, aggregated, kind_of, writes
-from gnnfast.pyg.scores import Dots, Scores, Shares, Sums
 from gnnfast.types import LINEAR
 
 # Functions that Python's operators call.
@@ -58,7 +58,7 @@ ROWS.add(Rows)  # type: ignore[arg-type]
 
 
 class Call:
-    """One ``message()``, as :class:`gnnfast.pyg.rows.Call`: what handlers ask for becomes nodes of ``graph``. ``edges`` are those
+    """One ``message()``, as :class:`gnnfast.lazy.rows.Call`: what handlers ask for becomes nodes of ``graph``. ``edges`` are those
     of :class:`gnnfast.pyg.compiled.ops.Edges`, of stand-ins, and ``ids`` the nodes at the ends of edges, by side."""
 
     adds = False  # what the compiler makes of them is one kernel

@@ -1,10 +1,10 @@
 """Rows of edges that do not exist: tensors that know what their elements would be, whose operations arrive at
-``__torch_function__``, and the run of a ``message()`` that works on them. What they may be: :mod:`gnnfast.pyg.kinds` and
-:mod:`gnnfast.pyg.scores`; what operations make of them: :mod:`gnnfast.pyg.lazy`.
+``__torch_function__``, and the run of a ``message()`` that works on them. What they may be: :mod:`gnnfast.lazy.kinds` and
+:mod:`gnnfast.lazy.scores`; what operations make of them: :mod:`gnnfast.lazy.operations`.
 
 Where that cannot be right, ``Exists`` ends the attempt, and ``message()`` runs again on rows that exist: an operation that
 ``__torch_function__`` does not see, or one without gradients, such as within an autograd function, which would lose them. So what
-can be seen to leave traces (:mod:`gnnfast.pyg.effects`) gets rows that exist at once.
+can be seen to leave traces (:mod:`gnnfast.lazy.effects`) gets rows that exist at once.
 """
 
 from __future__ import annotations
@@ -14,23 +14,36 @@ import inspect
 import math
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from gnnfast import _native
+from gnnfast.config import settings
 from gnnfast.dispatch import edges, execute, gates, several, softened
+from gnnfast.dispatch.select import cannot_win
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_DST, BY_SRC
-from gnnfast.pyg import effects
-from gnnfast.pyg.kinds import Exists, Gathered, Pair, Weighted, version_of
-from gnnfast.pyg.scores import Kind
+from gnnfast.lazy import effects
+from gnnfast.lazy.kinds import Exists, Gathered, Pair, Weighted, version_of
+from gnnfast.lazy.scores import Kind
 from gnnfast.stream import is_capturing
 
 if _native.cpu.loaded:
     from gnnfast.ops.convert import derived
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class User(NamedTuple):
+    """A user's ``function`` that is given rows, as one of PyG's ``message()``: the ``module`` it is of, if any, and the ``key`` by
+    which what was found out about it is remembered."""
+
+    function: Any
+    module: torch.nn.Module | None
+    key: Any
 
 
 class Call:
@@ -38,19 +51,30 @@ class Call:
 
     adds = True  # whether sums are reduced one by one where no kernel takes them as one
 
-    def __init__(self, module: Any, ends: edges.Ends, place: str) -> None:
-        self.module, self.ends, self.place, self.edges = module, ends, place, ends.ids[BY_DST].shape[0]
+    def __init__(self, user: User, modules: list[Any], ends: edges.Ends, place: str) -> None:
+        self.user, self.ends, self.place, self.edges = user, ends, place, ends.ids[BY_DST].shape[0]
+        self._modules = modules  # that the function may run
         self.grad_enabled = torch.is_grad_enabled()
         self.gained = self.existed = False
         self.said = False  # that messages exist, in the report
         # Bytes of rows of edges that PyG's operations would have read and written, unless that is known of the layer.
-        self.moved: int | None = None if _known(module).passes else 0
+        self.moved: int | None = None if _known(user.key).passes else 0
         self.operations: dict[str, None] = {}  # of torch, that ran on rows of edges which had to exist for them, in order
         self._made: list[weakref.ref[Rows]] = []
 
+    @classmethod
+    def of(cls, user: User, ends: edges.Ends, place: str) -> Self | None:
+        """What a function gets its rows from, if they may not have to exist."""
+        if _known(user.key).hopeless or (torch.is_grad_enabled() and saved_tensors_are_watched()):
+            return None  # a forward pass and its repetition must save the same, whatever was found in between
+        modules = effects.modules_run(user.function, user.module)
+        if modules is None or any(b.numel() > MOST_COPIED for m in modules for b in m._buffers.values() if b is not None):
+            return None
+        return cls(user, modules, ends, place)
+
     def run(self, function: Callable[[], Any]) -> tuple[Any] | None:
         """What a function returns that uses :meth:`rows`; ``None`` where it must run on rows that exist."""
-        restore = _restorer(self.module, self.ends.ids[BY_DST].device)
+        restore = _restorer(self._modules, self.ends.ids[BY_DST].device)
         try:
             found = (function(),)
         except (Exists, Exception):  # if the user's own, it is raised again
@@ -58,21 +82,22 @@ class Call:
             restore()
             found = None
         if not self.gained:
-            _learn(self.module, hopeless=True, operations=tuple(self.operations))
+            _learn(self.user.key, hopeless=True, operations=tuple(self.operations))
         return found
 
     def check_kept(self) -> None:
         """Raises Exists where a user's ``message()`` keeps rows with the layer, whose gradients somebody may ask for: what is
         reduced must be made of them."""
-        if effects.is_of_library(type(self.module).message):
+        function, module, _ = self.user
+        if module is None or effects.is_of_library(function):
             return
-        if any(type(v) is Rows and v.kind is not None for v in self.module.__dict__.values()):
+        if any(type(v) is Rows and v.kind is not None for v in module.__dict__.values()):
             raise Exists
 
     def learn_passes(self, row_bytes: int) -> None:
         """Remembers how often operations have read or written rows of so many bytes at each edge, and whether none had to exist."""
         if self.moved:
-            _learn(self.module, passes=self.moved / (self.edges * row_bytes), fused=self.gained and not self.existed)
+            _learn(self.user.key, passes=self.moved / (self.edges * row_bytes), fused=self.gained and not self.existed)
 
     def count(self, times: int, *values: Any) -> None:
         """Counts rows of edges among values that are read or written so many times."""
@@ -85,7 +110,7 @@ class Call:
 
     def aggregate(self, messages: Any, dim: int, reduce: str) -> Tensor | None:
         """The reduction of messages along a dimension, if they do not have to exist for it."""
-        found = aggregated(messages, dim, reduce, self.module.training)
+        found = aggregated(messages, dim, reduce, self.user.module is None or self.user.module.training)
         self.gained |= found is not None
         return found
 
@@ -209,8 +234,12 @@ class Call:
             r.kind = None
 
 
+MANY_PASSES = 24.0  # over rows of edges, what few layers exceed
+MOST_COPIED = 1 << 18  # elements of a buffer, which is copied in each call lest message() writes into it and runs again
+
+
 # ---- what message() sees -----------------------------------------------------------------------------------------------------
-HANDLERS: dict[Any, Callable[..., Any]] = {}  # what gnnfast.pyg.lazy and gnnfast.pyg.views do of torch's operations
+HANDLERS: dict[Any, Callable[..., Any]] = {}  # what gnnfast.lazy.operations and gnnfast.lazy.views do of torch's operations
 
 
 def handles(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -300,13 +329,11 @@ class Rows(Tensor):
         return func(*_existing(args), **_existing(kwargs or {}))
 
 
-def _restorer(module: torch.nn.Module, device: torch.device) -> Callable[[], None]:
-    """What makes torch's generators and the buffers of a layer what they are now, as if a function had not begun to run."""
+def _restorer(modules: list[Any], device: torch.device) -> Callable[[], None]:
+    """What makes torch's generators and the buffers of modules what they are now, as if a function had not begun to run."""
     state = torch.get_rng_state()
     of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" and not is_capturing() else None
-    buffers = [
-        (m, n, b, version_of(b), b.clone()) for m in effects.modules_of(module) for n, b in m._buffers.items() if b is not None
-    ]
+    buffers = [(m, n, b, version_of(b), b.clone()) for m in modules for n, b in m._buffers.items() if b is not None]
 
     def restore() -> None:
         torch.set_rng_state(state)
@@ -395,11 +422,11 @@ def aggregated(messages: Any, dim: int, reduce: str, training: bool) -> Tensor |
 
 
 class Known(NamedTuple):
-    """What was found out about a layer, which decides nothing but what is tried: that it makes nothing of rows that do not exist,
-    how often PyG's operations read or write the widest rows at each edge, 0 where nobody knows, and that no row had to exist; and
-    for the report, which ``operations`` ran on rows of one that is hopeless."""
+    """What was found out about a layer, or another user's function, which decides nothing but what is tried: that it makes nothing
+    of rows that do not exist, how often the framework's operations read or write the widest rows at each edge, 0 where nobody
+    knows, and that no row had to exist; and for the report, which ``operations`` ran on rows of one that is hopeless."""
 
-    of: Any = lambda: None  # a weak reference to the layer
+    of: Any = lambda: None  # a weak reference to it
     hopeless: bool = False
     passes: float = 0.0
     fused: bool = False
@@ -410,47 +437,53 @@ _NOTHING = Known()
 _learned: dict[int, Known] = {}  # by identity: users' classes may compare, and have no hash, as they like
 
 
-def _known(module: torch.nn.Module) -> Known:
-    found = _learned.get(id(module), _NOTHING)
-    return found if found.of() is module else _NOTHING
+def _known(of: Any) -> Known:
+    found = _learned.get(id(of), _NOTHING)
+    return found if found.of() is of else _NOTHING
 
 
-def _learn(module: torch.nn.Module, **what: Any) -> None:
-    key, known = id(module), _known(module)
+def _learn(of: Any, **what: Any) -> None:
+    key, known = id(of), _known(of)
     if known is _NOTHING:
-        known = Known(weakref.ref(module, lambda ref: _learned.pop(key) if _learned.get(key, _NOTHING).of is ref else None))
+        known = Known(weakref.ref(of, lambda ref: _learned.pop(key) if _learned.get(key, _NOTHING).of is ref else None))
     _learned[key] = known._replace(**what)
 
 
-def passes(module: torch.nn.Module) -> float:
-    """How often PyG's operations read or write the widest rows at each edge; what few layers exceed where nobody knows, or what
-    was met before must not decide."""
-    known = _known(module).passes
+def passes(of: Any) -> float:
+    """How often a framework's operations read or write the widest rows at each edge; what few layers exceed where nobody knows, or
+    what was met before must not decide."""
+    known = _known(of).passes
     return MANY_PASSES if not known or (torch.is_grad_enabled() and saved_tensors_are_watched()) else known
 
 
-def is_fused(module: torch.nn.Module) -> bool:
-    """Whether no row of edges had to exist when a layer was served; ``False`` where what was met before must not decide."""
-    return _known(module).fused and not (torch.is_grad_enabled() and saved_tensors_are_watched())
+def is_fused(of: Any) -> bool:
+    """Whether no row of edges had to exist when it was served; ``False`` where what was met before must not decide."""
+    return _known(of).fused and not (torch.is_grad_enabled() and saved_tensors_are_watched())
 
 
-def operations(module: torch.nn.Module, call: Call | None) -> str:
-    """What a ``message()`` was seen to run on rows of edges, in words; empty if nothing."""
-    seen = _known(module).operations if call is None else call.operations
-    return f"message() runs {', '.join(seen)}" if seen else ""
+def operations(of: Any, call: Call | None, name: str = "message()") -> str:
+    """What a function was seen to run on rows of edges, in words; empty if nothing."""
+    seen = _known(of).operations if call is None else call.operations
+    return f"{name} runs {', '.join(seen)}" if seen else ""
 
 
-MANY_PASSES = 24.0
-MOST_COPIED = 1 << 18  # elements of a buffer, which is copied in each call lest message() writes into it and runs again
+# Edges up to which rows of 1 KiB on a CPU and of 4 KiB on CUDA have nothing to gain: no closer look is taken.
+FEW_ON_CPU, FEW = 1 << 9, 1 << 14
 
 
-def may_not_exist(module: torch.nn.Module, ends: edges.Ends, place: str) -> Call | None:
-    """What the ``message()`` of a layer gets its rows from, if they may not have to exist."""
-    if _known(module).hopeless or (torch.is_grad_enabled() and saved_tensors_are_watched()):
-        return None  # a forward pass and its repetition must save the same, whatever was found in between
-    if any(b.numel() > MOST_COPIED for m in effects.modules_of(module) for b in m._buffers.values() if b is not None):
-        return None
-    return Call(module, ends, place) if effects.may_run_twice(module) else None
+def are_few(num_edges: int, is_cuda: bool) -> bool:
+    return num_edges < (FEW if is_cuda else FEW_ON_CPU)
+
+
+def pays(of: Any, num_edges: int, row_bytes: int, is_cuda: bool) -> bool:
+    """Whether rows of so many bytes, the widest, are so many that the framework's own path would take longer."""
+    training, current = torch.is_grad_enabled(), settings()
+    if not is_cuda:
+        return row_bytes > 0 and not cannot_win(num_edges * row_bytes, training, current, "cpu")
+    if is_fused(of) and not cannot_win(num_edges * row_bytes, training, current):
+        return True  # as where it is known at once what is summed
+    row_bytes = math.ceil(row_bytes * passes(of))
+    return row_bytes > 0 and not cannot_win(num_edges * row_bytes, training, current, "messages")
 
 
 def existing(value: Any) -> Any:

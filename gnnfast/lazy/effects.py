@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-LIBRARIES = ("torch.", "torch_geometric.")  # whose modules leave nothing behind, but for those that are known to
+LIBRARIES = ("torch.", "torch_geometric.", "dgl.")  # whose modules leave nothing behind, but for those that are known to
 _STORES = ("STORE_ATTR", "STORE_GLOBAL", "DELETE_ATTR", "DELETE_GLOBAL")
 # Beside what ends in "_": methods that change what they are called on, or what a backward pass will do.
 _METHODS = {"append", "extend", "insert", "pop", "popleft", "appendleft", "update", "setdefault", "register_hook", "retain_grad"}
@@ -78,14 +78,14 @@ def _cells(function: FunctionType) -> Iterator[Any]:
 
 
 def is_of_library(thing: Any) -> bool:
-    """Whether a class or function is torch's or PyG's."""
+    """Whether a class or function is torch's, PyG's or DGL's."""
     return (thing.__module__ or "").startswith(LIBRARIES)
 
 
-def modules_of(module: Any) -> list[Any]:
-    """A module and those within it, whether or not they have a hash, by which torch tells them apart."""
+def modules_of(*modules: Any) -> list[Any]:
+    """Modules and those within them, whether or not they have a hash, by which torch tells them apart."""
     found: dict[int, Any] = {}
-    left = [module]
+    left = [*modules]
     while left:
         m = left.pop()
         if m is not None and id(m) not in found:
@@ -94,24 +94,32 @@ def modules_of(module: Any) -> list[Any]:
     return list(found.values())
 
 
-def may_run_twice(module: nn.Module) -> bool:
-    """Whether nothing can be seen by which ``message()`` of a layer, or what it calls, may make something else of the same
-    arguments when it runs again. What torch and PyG have written may."""
-    cls: Any = type(module)
-    left, seen = [cls.message], set()
+def _named(function: FunctionType, module: Any) -> Iterator[Any]:
+    """What a function, perhaps a method of a module, has names for."""
+    names, cls = function.__code__.co_names, type(module)
+    yield from (getattr(cls, name, None) for name in names)
+    yield from map(function.__globals__.get, names)
+    yield from _cells(function)
+
+
+def modules_run(function: Any, module: nn.Module | None) -> list[Any] | None:
+    """The modules that a function may run, perhaps a method of one; ``None`` if something can be seen by which it, or what
+    it calls, may make something else of the same arguments when it runs again. What torch, PyG and DGL have written may not."""
+    left, seen, named_modules = [function], set(), [module]
     while left:
         function = left.pop()
         if not isinstance(function, FunctionType):
-            return False
+            return None
         if function in seen or is_of_library(function):
             continue
         seen.add(function)
         if _goes_on(function.__code__):
-            return False
-        names = function.__code__.co_names
-        named = *(getattr(cls, name, None) for name in names), *map(function.__globals__.get, names), *_cells(function)
+            return None
+        named = [*_named(function, module)]
         left += [f for f in named if isinstance(f, FunctionType)]
-    return all(_forward_may(m) for m in modules_of(module) if m is not module)
+        named_modules += [m for m in named if isinstance(m, nn.Module)]
+    modules = modules_of(*named_modules)
+    return modules if all(_forward_may(m) for m in modules if m is not module) else None
 
 
 def _forward_may(module: nn.Module) -> bool:

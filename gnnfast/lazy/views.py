@@ -1,5 +1,5 @@
 """What ``message()`` sees of rows of edges that do not exist: in another shape, or in part. Memory is shared as in PyG: who writes
-into what is seen writes into the rows, which exist by then (:meth:`gnnfast.pyg.rows.Call.settle`)."""
+into what is seen writes into the rows, which exist by then (:meth:`gnnfast.lazy.rows.Call.settle`)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.pyg.kinds import Gathered, Weighted
-from gnnfast.pyg.rows import HANDLERS, Rows, handles, kind_of
-from gnnfast.pyg.scores import Scores, Shares
+from gnnfast.lazy.kinds import Gathered, Weighted
+from gnnfast.lazy.rows import HANDLERS, Rows, handles, kind_of
+from gnnfast.lazy.scores import Scores, Shares
 
 
 # ---- in another shape --------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """What rows of edges that do not exist may be, as what they would be made of. Each kind has the ``call`` of a ``message()`` that it
-is for (:mod:`gnnfast.pyg.rows`), a ``shape``, a tensor that it is ``like`` in dtype and device, and a ``value()``; most also what a
-reduction makes of them, ``aggregate(reduce, training)``, ``None`` where they must exist for it. Kernels are those of the call."""
+is for (:mod:`gnnfast.lazy.rows`), a ``shape``, a tensor that it is ``like`` in dtype and device, and a ``value()``; most also what
+a reduction makes of them, ``aggregate(reduce, training)``, ``None`` where they must exist for it. Kernels are those of the call."""
 
 from __future__ import annotations
 

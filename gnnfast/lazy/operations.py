@@ -1,6 +1,6 @@
 """What ``message()`` makes of rows of edges that do not exist, which it gets in place of gathered features.
 
-``message()`` runs as it is, on tensors of the shapes, dtypes and devices that it expects (:mod:`gnnfast.pyg.rows`). What works row
+``message()`` runs as it is, on tensors of the shapes, dtypes and devices that it expects (:mod:`gnnfast.lazy.rows`). What works row
 by row is done to the rows of nodes, of which there are fewer; a product with a number per edge or head is remembered for the
 kernel that sums such products; a dot product of both ends has a kernel of its own. Anything else gets the gathered rows, which
 then exist. Nothing is guessed, and nothing is remembered from one call for another but that a layer has nothing to gain.
@@ -18,14 +18,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
+from gnnfast import guards
 from gnnfast.dispatch import edges, execute, gates
 from gnnfast.graph.formats import BY_DST, BY_SRC
-from gnnfast.pyg import guards
-from gnnfast.pyg.kinds import Added, Existing, Gate, Gathered, Joined, Pair, Projected, Term, Weighted, saves
-from gnnfast.pyg.layers import REORDERED
-from gnnfast.pyg.rows import HANDLERS, Rows, handles, kind_of
-from gnnfast.pyg.scores import Attended, Bends, Dots, Scaled, Scores, Shares, Sums, total_of
-from gnnfast.types import FEATURE_DTYPES
+from gnnfast.lazy.kinds import Added, Existing, Gate, Gathered, Joined, Pair, Projected, Term, Weighted, saves
+from gnnfast.lazy.rows import HANDLERS, Rows, handles, kind_of
+from gnnfast.lazy.scores import Attended, Bends, Dots, Scaled, Scores, Shares, Sums, total_of
+from gnnfast.types import FEATURE_DTYPES, REORDERED
 
 # The compiler's stand-ins are among them: what handlers make in its code is put into it (gnnfast.pyg.compiled.rows).
 _TENSORS, _PLAIN = (Tensor, FakeTensor), (*guards.PLAIN, FakeTensor)

@@ -1,4 +1,4 @@
-"""Attention as kinds of rows that do not exist (:mod:`gnnfast.pyg.kinds`): scores, the softmax of scores over the edges at each
+"""Attention as kinds of rows that do not exist (:mod:`gnnfast.lazy.kinds`): scores, the softmax of scores over the edges at each
 destination, and what that weighs, whose sums are one kernel."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from gnnfast.dispatch import edges
 from gnnfast.graph.formats import BY_DST, BY_SRC
-from gnnfast.pyg.kinds import Added, Exists, Gate, Gathered, Joined, Pair, Projected, Term, Weighted, version_of
+from gnnfast.lazy.kinds import Added, Exists, Gate, Gathered, Joined, Pair, Projected, Term, Weighted, version_of
 
 
 class Scores:
