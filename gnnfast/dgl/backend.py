@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 import sys
 from typing import Any
@@ -132,24 +131,6 @@ def make_edge_softmax(original: Any) -> Any:
         return out.view(logits.shape)
 
     return edge_softmax
-
-
-def make_counting(original: Any) -> Any:
-    """Replaces ``invoke_edge_udf`` and ``invoke_udf_reduce`` of ``dgl.core``, which run functions that are not built in: no kernel
-    stands for these, and the report says so."""
-    nth = list(inspect.signature(original).parameters).index("func")
-    how = "over rows of edges" if "edge" in original.__name__ else "degree by degree"
-
-    @functools.wraps(original)
-    def call(*args: Any, **named: Any) -> Any:
-        func = args[nth] if nth < len(args) else named["func"]
-        owner, name = getattr(func, "__self__", None), getattr(func, "__qualname__", type(func).__name__)
-        if not name.startswith("DGLGraph."):  # filter_edges(), which passes no messages
-            place = type(owner).__name__ if isinstance(owner, torch.nn.Module) else name
-            fell_back(f"dgl {place}", f"{name} is a Python function, which runs {how}")
-        return original(*args, **named)
-
-    return call
 
 
 # Beside DGL 2.1 on two cores with AVX-512, float32. The first call on a graph costs gnnfast 0.05 to 0.1 ms and later, if it is used

@@ -15,7 +15,8 @@ import numpy
 
 from gnnfast import reporting
 from gnnfast.dgl import bridge
-from gnnfast.dgl.backend import make_counting, make_edge_softmax, make_gsddmm, make_gspmm, make_gspmm_mean
+from gnnfast.dgl.backend import make_edge_softmax, make_gsddmm, make_gspmm, make_gspmm_mean
+from gnnfast.dgl.functions import make_invoke_edge_udf, make_invoke_udf_reduce, make_message_passing
 from gnnfast.dgl.hetero import make_edge_softmax_hetero, make_gsddmm_hetero, make_gspmm_hetero
 from gnnfast.dgl.layers import make_agnn, make_checked, make_dot_gat, make_gat, make_gatv2, make_gin, make_graph_conv, make_sage
 from gnnfast.dgl.structure import make_get_relation_graph, make_reverse, starves
@@ -23,7 +24,7 @@ from gnnfast.dgl.update import make_update_all
 from gnnfast.patching import Patches, Unknown, fingerprint
 
 _SPARSE, _SPMM = "dgl.backend.pytorch.sparse", "dgl.ops.spmm"
-_INDEX, _GRAPH = "dgl.heterograph_index", "dgl.heterograph"
+_INDEX, _GRAPH, _CORE = "dgl.heterograph_index", "dgl.heterograph", "dgl.core"
 
 
 def _held(name: str, ops: str, internal: str = "") -> tuple[tuple[str, str], ...]:
@@ -61,9 +62,10 @@ PATCHES = (
     ),
     (_INDEX, "HeteroGraphIndex.reverse", ("3028204f33ff",), make_reverse, ((_INDEX, "HeteroGraphIndex.reverse"),)),
     (_GRAPH, "DGLGraph.update_all", ("f744c4b68a7f",), make_update_all, ((_GRAPH, "DGLGraph.update_all"),)),
+    (_CORE, "message_passing", ("dc629dc18b6d",), make_message_passing, ((_CORE, "message_passing"),)),
+    (_CORE, "invoke_edge_udf", ("aa77156a00fe",), make_invoke_edge_udf, ((_CORE, "invoke_edge_udf"),)),
+    (_CORE, "invoke_udf_reduce", ("a38d480d3acc",), make_invoke_udf_reduce, ((_CORE, "invoke_udf_reduce"),)),
 )
-# Of dgl.core: what runs a user's own functions. They are counted, whatever their source is.
-COUNTED = ("invoke_edge_udf", "invoke_udf_reduce")
 MODULES = ("dgl",)
 
 
@@ -118,13 +120,6 @@ def install(module: ModuleType, patches: Patches) -> None:
         for owner, attribute in held:
             patches.set_attribute(owner, attribute, replacement)
         reporting.patched("dgl", label, "patched")
-    for name in COUNTED:
-        try:
-            patches.set_attribute(sys.modules["dgl.core"], name, make_counting(getattr(sys.modules["dgl.core"], name)))
-        except (KeyError, AttributeError, ValueError) as error:
-            reporting.patched("dgl", f"dgl.core.{name}", f"left alone: {error} (DGL {getattr(module, '__version__', 'unknown')})")
-        else:
-            reporting.patched("dgl", f"dgl.core.{name}", "patched")
     for layer in LAYERS:
         label = f"{layer.name}.forward"
         try:

@@ -138,7 +138,7 @@ def edge_softmax(gidx: Any, logits: Tensor, eids: Any = ALL, norm_by: str = "dst
     alone, in their order."""
     graph = _graph(gidx)
     if isinstance(eids, Tensor):
-        dst, src = (t.index_select(0, eids.to(t.device)) for t in _ends(graph).ids)
+        dst, src = (t.index_select(0, eids.to(t.device)) for t in ends_of(graph).ids)
         graph = Graph.of_ids(src, dst, graph.num_src, graph.num_dst, src.numel())
     _check(graph, "copy_rhs", (None, "u"), (logits, "e"))
     return _softmax(graph if norm_by == "dst" else graph.reverse(), logits)
@@ -234,7 +234,7 @@ def edge_softmax_hetero(gidx: Any, eids: Any = ALL, norm_by: str = "dst", *logit
             groups.setdefault(dst if norm_by == "dst" else src, []).append(etype)
     for node_type, etypes in groups.items():
         graphs = [_graph(gidx.get_relation_graph(etype)) for etype in etypes]
-        nodes = torch.cat([_ends(graph).ids[BY_DST if norm_by == "dst" else BY_SRC] for graph in graphs])
+        nodes = torch.cat([ends_of(graph).ids[BY_DST if norm_by == "dst" else BY_SRC] for graph in graphs])
         together = Graph.of_ids(torch.zeros_like(nodes), nodes, 1, gidx.number_of_nodes(node_type), nodes.numel())
         sizes = [graph.num_edges for graph in graphs]
         for etype, part in zip(etypes, _softmax(together, torch.cat([logits[etype] for etype in etypes])).split(sizes)):
@@ -269,7 +269,7 @@ class _FirstExtremum(torch.autograd.Function):
 
 def _at(graph: Graph, data: Tensor, target: str) -> Tensor:
     """The rows of an operand at each edge."""
-    return data if target == "e" else edges.gather(data, _ends(graph), BY_SRC if target == "u" else BY_DST)
+    return data if target == "e" else edges.gather(data, ends_of(graph), BY_SRC if target == "u" else BY_DST)
 
 
 def reduce_products(
@@ -289,8 +289,8 @@ def reduce_edges(graph: Graph, data: Tensor, reduce: str, place: str, finite: bo
     """``[E, ...]`` reduced at the destinations."""
     ran(place, f"edges {reduce}", "over CSR, where each row of messages is read once")
     if reduce not in EXTREMA:
-        return edges.reduce(data, _ends(graph), reduce)
-    out = _FirstExtremum.apply(as_rows(data), _ends(graph), reduce == "min", empty_of(graph, reduce, finite))
+        return edges.reduce(data, ends_of(graph), reduce)
+    out = _FirstExtremum.apply(as_rows(data), ends_of(graph), reduce == "min", empty_of(graph, reduce, finite))
     return out.view(graph.num_dst, *data.shape[1:])  # type: ignore[no-any-return]
 
 
@@ -298,7 +298,7 @@ def pair_of_ends(graph: Graph, op: str, lhs: Tensor, rhs: Tensor, lhs_target: st
     """``lhs op rhs`` of features of one shape at both ends of each edge."""
     side = BY_SRC if lhs_target == "u" else BY_DST
     ran(place, "edges", "one pass over the edges")
-    return edges.combine(as_rows(lhs), as_rows(rhs), _ends(graph), side, op).view(graph.num_edges, *lhs.shape[1:])
+    return edges.combine(as_rows(lhs), as_rows(rhs), ends_of(graph), side, op).view(graph.num_edges, *lhs.shape[1:])
 
 
 def _softmax(graph: Graph, logits: Tensor) -> Tensor:
@@ -334,7 +334,8 @@ def without_infinity(out: Tensor) -> Tensor:
     return sys.modules["dgl.backend"].replace_inf_with_zero(out)  # type: ignore[no-any-return]
 
 
-def _ends(graph: Graph) -> Ends:
+def ends_of(graph: Graph) -> Ends:
+    """The ends of the edges, in the order of their ids."""
     coo = graph.coo
     if coo is None:  # of a graph on a CPU that came compressed
         args = graph.args(False)

@@ -1,0 +1,232 @@
+"""Functions of users (UDFs), which DGL runs on features that it gathers at each edge, or on messages by degree. Those of edges run
+as they are on rows that do not exist (:mod:`gnnfast.lazy`), or on rows that gnnfast gathers, whose gradients are no scattering."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnfast import guards
+from gnnfast.dgl.messages import empty_of, ends_of, reduce_edges
+from gnnfast.dgl.structure import known, sized, structure
+from gnnfast.dispatch import edges, execute
+from gnnfast.graph import Graph
+from gnnfast.graph.formats import BY_DST, BY_SRC
+from gnnfast.lazy.rows import Call, User, are_few, existing, operations, pays
+from gnnfast.reporting import fell_back, ran
+from gnnfast.types import REDUCTIONS, REORDERED
+
+# What a function may have from around it, other than functions and modules, and change nobody knows what by.
+_INERT = (Tensor, str, int, float, bool, torch.dtype, torch.device, type(None))
+
+
+def place_of(func: Any) -> str:
+    """Where a function is in the report: its layer, or its own name."""
+    owner = getattr(func, "__self__", None)
+    return f"dgl {type(owner).__name__ if isinstance(owner, torch.nn.Module) else _name_of(func)}"
+
+
+def _name_of(func: Any) -> str:
+    return getattr(func, "__qualname__", type(func).__name__)
+
+
+def count(func: Any, how: str) -> None:
+    """Reports that DGL's own code runs a function."""
+    if not _is_filter(func):
+        fell_back(place_of(func), f"{_name_of(func)} is a Python function, which runs {how}")
+
+
+def _is_filter(func: Any) -> bool:
+    """Whether a function is DGL's, of ``filter_edges()``, which passes no messages; it runs the user's."""
+    return _name_of(func).startswith("DGLGraph.")
+
+
+def make_invoke_udf_reduce(original: Any) -> Any:
+    """Replaces ``invoke_udf_reduce(graph, func, msgdata)`` of ``dgl.core``, whose function is run degree by degree."""
+
+    @functools.wraps(original)
+    def invoke_udf_reduce(graph: Any, func: Any, *args: Any, **named: Any) -> Any:
+        count(func, "degree by degree")
+        return original(graph, func, *args, **named)
+
+    return invoke_udf_reduce
+
+
+def make_invoke_edge_udf(original: Any) -> Any:
+    """Replaces ``invoke_edge_udf(graph, eid, etype, func)`` of ``dgl.core``, which makes what a function gives for each edge."""
+
+    @functools.wraps(original)
+    def invoke_edge_udf(graph: Any, eid: Any, etype: Any, func: Any, *, orig_eid: Any = None) -> Any:
+        batch = _batch(graph, func) if _is_all(eid) else None
+        call = None if batch is None else batch.call()
+        if batch is not None and call is not None:
+            found = call.run(lambda: {name: existing(value) for name, value in func(batch.edges(call, orig_eid)).items()})
+            call.settle()
+            if found is not None:
+                ran(call.place, "rows of nodes", operations(batch.user.key, call, _name_of(func)))
+                return found[0]
+        count(func, "over rows of edges")
+        return original(graph, eid, etype, func, orig_eid=orig_eid) if batch is None else func(batch.edges(None, orig_eid))
+
+    return invoke_edge_udf
+
+
+def make_message_passing(original: Any) -> Any:
+    """Replaces ``message_passing(g, mfunc, rfunc, afunc)`` of ``dgl.core``: messages of a user's function, reduced by a built-in
+    one, may never exist."""
+    core, ops = sys.modules["dgl.core"], sys.modules["dgl.ops"]
+    simple = sys.modules["dgl.function.reducer"].SimpleReduceFunction
+
+    @functools.wraps(original)
+    def message_passing(g: Any, mfunc: Any, rfunc: Any, afunc: Any) -> Any:
+        batch = None
+        if type(rfunc) is simple and rfunc.name in REDUCTIONS and not core.is_builtin(mfunc):
+            batch = _batch(g, mfunc)
+        call = None if batch is None else batch.call()
+        if batch is None or call is None:
+            return original(g, mfunc, rfunc, afunc)
+
+        def reduced() -> Tensor:
+            messages = mfunc(batch.edges(call, g.edata.get(core.EID)))[rfunc.msg_field]
+            call.check_kept()
+            out = call.aggregate(messages, 0, rfunc.name)
+            if out is None:
+                ran(call.place, f"gathers and {rfunc.name}", operations(batch.user.key, call, _name_of(mfunc)))
+                out = getattr(ops, f"copy_e_{rfunc.name}")(g, existing(messages))
+            return out  # type: ignore[no-any-return]
+
+        found = call.run(reduced)
+        call.settle()
+        if found is None:
+            return original(g, mfunc, rfunc, afunc)
+        made = {rfunc.out_field: found[0]}
+        if afunc is None:
+            return made
+        made = {**g.dstdata, **made}
+        return core.invoke_node_udf(g, core.ALL, g.dsttypes[0], afunc, ndata=made, orig_nid=g.dstdata.get(core.NID))
+
+    return message_passing
+
+
+def _is_all(eid: Any) -> bool:
+    return bool(sys.modules["dgl.core"].is_all(eid))
+
+
+class _Call(Call):
+    """One run of a function over the edges of a graph, with DGL's gradients of maxima and its rows without edges."""
+
+    def weighted(self, x: Tensor, weight: Tensor | None, reduce: str, training: bool, copies: bool) -> Tensor:
+        graph = self.ends.towards(BY_DST)
+        how: Any = dict(ties="first", empty=empty_of(graph, reduce, False), training=training, copies=copies)
+        return execute.aggregate(graph, x, weight, reduce, place=self.place, **how)
+
+    def reduced(self, rows: Tensor, reduce: str) -> Tensor:
+        return reduce_edges(self.ends.towards(BY_DST), rows, reduce, self.place)
+
+
+class _Batch:
+    """All edges of a graph of one edge type, of which a user's function makes something."""
+
+    def __init__(self, g: Any, user: User, func: Any, graph: Graph) -> None:
+        self.g, self.user, self.place, self.graph, self.ends = g, user, place_of(func), graph, ends_of(graph)
+
+    def call(self) -> _Call | None:
+        """What rows that do not exist are for; ``None`` if they have to."""
+        return _Call.of(self.user, self.ends, self.place)
+
+    def edges(self, call: _Call | None, orig_eid: Any) -> Any:
+        """DGL's ``EdgeBatch``, with rows of a call, or such as exist."""
+        g, graph = self.g, self.graph
+        source, target = g._graph.metagraph.find_edge(0)
+        eid = torch.arange(graph.num_edges, dtype=g.idtype, device=g.device) if orig_eid is None else orig_eid
+        src, dst = (self._frame(g._node_frames[of], side, call) for of, side in ((source, BY_SRC), (target, BY_DST)))
+        return sys.modules["dgl.udf"].EdgeBatch(g, eid, g.canonical_etypes[0], src, g._edge_frames[0], dst)
+
+    def _frame(self, nodes: Any, side: int, call: _Call | None) -> Any:
+        def gathered(column: Any) -> Any:
+            x = column.data
+            if guards.operand("x", x) or x.dim() < 2 or x.dtype not in REORDERED or x.device != self.graph.device:
+                return column.subcolumn(self.g.edges()[side == BY_DST]).data
+            return edges.gather(x, self.ends, side) if call is None else call.rows(x, side)
+
+        frame = sys.modules["dgl.frame"].Frame(num_rows=self.graph.num_edges)
+        column_at_ends = _column_at_ends()
+        frame._columns = {name: column_at_ends(column, gathered, self.graph.num_edges) for name, column in nodes._columns.items()}
+        return frame
+
+
+@functools.cache
+def _column_at_ends() -> Any:
+    class ColumnAtEnds(sys.modules["dgl.frame"].Column):  # type: ignore[misc, name-defined]
+        """A column of nodes at one end of each edge, gathered when it is asked for."""
+
+        def __init__(self, column: Any, gathered: Callable[[Any], Any], rows: int) -> None:
+            super().__init__(column.storage, column.scheme)
+            self._rows = rows
+            self._gather: Any = functools.partial(gathered, column)
+
+        def __len__(self) -> int:
+            return self._rows
+
+        @property
+        def data(self) -> Any:
+            if self._gather is not None:
+                self.storage, self._gather = self._gather(), None
+            return self.storage
+
+    return ColumnAtEnds
+
+
+def _batch(g: Any, func: Any) -> _Batch | None:
+    """The edges of a graph, if a function that runs on them may gain."""
+    gidx = g._graph
+    if torch.compiler.is_compiling() or guards.context() or not known(gidx).single(gidx):
+        return None
+    of, user = sized(gidx), _user(func)
+    is_cuda = of.device == "cuda"
+    if user is None or of.too_large or not of.num_edges or are_few(of.num_edges, is_cuda):
+        return None
+    if torch.is_autocast_enabled("cuda" if is_cuda else "cpu") or not pays(user.key, of.num_edges, _widest_row(g), is_cuda):
+        return None
+    graph = structure(gidx)
+    return None if graph.device.type not in ("cpu", "cuda") else _Batch(g, user, func, graph)
+
+
+def _widest_row(g: Any) -> int:
+    """Bytes of the widest row that the function may be given."""
+    widest = 0
+    for frame in (*g._node_frames, *g._edge_frames):
+        for column in frame._columns.values():
+            scheme = getattr(column, "scheme", None)  # a feature that is loaded later has none
+            if scheme is not None and scheme.dtype in REORDERED:
+                widest = max(widest, torch.Size(scheme.shape).numel() * scheme.dtype.itemsize)
+    return widest
+
+
+def _user(func: Any) -> User | None:
+    """What is known of a function by which it may run on rows that do not exist: a method of a module, one within such a method, or
+    one that stands alone. It is known again by its code."""
+    function, module = getattr(func, "__func__", func), getattr(func, "__self__", None)
+    if type(function) is not FunctionType or _is_filter(function):
+        return None
+    for name, value in _around(function):
+        if name == "self" and module is None:
+            module = value
+        elif not isinstance(value, (FunctionType, torch.nn.Module, *_INERT)):
+            return None
+    return User(function, module, function.__code__) if module is None or isinstance(module, torch.nn.Module) else None
+
+
+def _around(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Names and values of what a function has from around it."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not yet there
+            yield name, None
