@@ -128,7 +128,7 @@ class Report:
         small = sum(self.fallbacks.values()) - left + sum(self._by_place(words.SMALL).values())
         part = sum(calls for (_, kernel, _), calls in self.kernels.items() if words.own_code(kernel))
         parts = [f"{percent(total - left - small - part, total)} on gnnfast's kernels"]
-        parts += [f"{percent(part, total)} in part (PyG's message())"] if part else []
+        parts += [f"{percent(part, total)} in part (message())"] if part else []
         parts += [f"{percent(small, total)} too small to gain"] if small else []
         parts += [f"{percent(left, total)} left to the framework"] if left else []
         return f"gnnfast: {total:,} calls, {', '.join(parts)}" + (f"; now {self.off}" if self.off else "")

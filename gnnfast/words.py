@@ -21,12 +21,13 @@ KERNELS = (
     (r"sparse product", "linear layer on features without their zeros"),
     (r"sampled (\w+)", r"\1 over a sample of the edges"),
     (r"linear first", "linear layer before the aggregation"),
-    (r"gathers and reductions", "PyG's message() and aggregation, over gnnfast's gathers"),
-    (r"gathers and ([\w ]+)", r"PyG's message(), gathered and reduced (\1) by gnnfast"),
-    (r"chunks of edges", "PyG's message(), in chunks that fit the memory"),
+    (r"gathers and reductions", "message() and aggregation, over gnnfast's gathers"),
+    (r"gathers and ([\w ]+)", r"message(), gathered and reduced (\1) by gnnfast"),
+    (r"chunks of edges", "message(), in chunks that fit the memory"),
     (r"edges", "both ends of each edge, in one pass"),
     (r"edges (\w+)", r"\1 over rows of edges"),
-    (r"rows of edges", "operations of PyG's message() on rows of edges"),
+    (r"rows of edges", "operations of message() on rows of edges"),
+    (r"function of edges", "your function, what it can of it at nodes"),
     (r"by edge type", "one edge type after the other"),
     (r"in parts", "attention in several kernels"),
     (r"in one operation|remembered|remembered structure", "GCN normalisation"),
@@ -39,8 +40,8 @@ PARTS = ("linear first", "sparse product", "in one operation", "remembered", "re
 
 # Kernels around the framework's own code: what of a call that code is.
 OWN_CODE = (
-    (r"gathers and reductions", "PyG's message() and aggregation run over rows of edges"),
-    (r"gathers and .*|chunks of edges|rows of edges", "PyG's message() makes rows of edges"),
+    (r"gathers and reductions", "message() and aggregation run over rows of edges"),
+    (r"gathers and .*|chunks of edges|rows of edges", "message() makes rows of edges"),
 )
 
 SMALL = re.compile(r"too small to gain|a small graph that was not met before")  # left alone: the host decides
@@ -78,7 +79,7 @@ ADVICE = (
      "copy_u and u_mul_e with sum, mean, max, min, and u_dot_v are served; on a CPU copy_e, u_add_e, u_sub_e, u_add_v etc. too"),
     (r"a Python function", "use built-in functions, such as dgl.function.u_mul_e and dgl.function.sum"),
     (r"faster in DGL|are faster to train", "nothing to do: DGL is faster here"),
-    (r"message\(\) runs", "what it does to each row of x_i or x_j alone costs less before propagate(), a row for each node"),
+    (r" runs \w+( on|$)", "what it does to each row of one end alone costs less before message passing, a row for each node"),
     (r"message\(\) is not x_j", "gnnfast.profile() says what message() takes; x_j and edge_weight * x_j are served without it"),
     (r"do not agree", "the same dtype and device for features and the layer, or torch.autocast"),
     (r"an option is not served", "leave the layer's options at their defaults, where the model allows"),

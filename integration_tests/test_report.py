@@ -80,9 +80,9 @@ def test_messages_of_pyg_are_counted_apart():
     for layer in (conv, edge, pyg.GINConv(torch.nn.Linear(64, 8))):
         layer(x, edge_index[:, edge_index[1].argsort(stable=True)])
     report = gnnfast.report()
-    assert "33% on gnnfast's kernels, 67% in part (PyG's message())" in report.headline()
+    assert "33% on gnnfast's kernels, 67% in part (message())" in report.headline()
     notes = {note.layer: note for note in report.notes()}
-    assert notes["pyg EdgeConv"].why.startswith("served in part, PyG's message() makes rows of edges: ")
+    assert notes["pyg EdgeConv"].why.startswith("served in part, message() makes rows of edges: ")
     assert "aggregation run over rows of edges: the aggregation is MedianAggregation" in notes["pyg SAGEConv"].why
     assert all(note.advice for note in notes.values()) and "pyg GINConv" not in notes
 
@@ -105,9 +105,9 @@ def test_operations_of_a_message_on_rows_of_edges_are_named(is_summed, device):
         layer(x, edge_index)
     report = gnnfast.report()
     (note,) = report.notes()
-    assert "0% on gnnfast's kernels, 100% in part (PyG's message())" in report.headline()
+    assert "0% on gnnfast's kernels, 100% in part (message())" in report.headline()
     assert note.calls == note.of == 3 and note.advice
-    assert note.why == "served in part, PyG's message() makes rows of edges: message() runs cumsum on [edges, 64]"
+    assert note.why == "served in part, message() makes rows of edges: message() runs cumsum on [edges, 64]"
 
 
 def test_calls_left_to_the_framework_for_their_size_are_too_small():
@@ -196,7 +196,7 @@ def test_shares_are_never_rounded_to_none_or_all(part, whole, shown):
         ("linear and gar sum", "linear layer, then sum over edges grouped by destination (CSR)"),
         ("gar mean and linear", "mean over edges grouped by destination (CSR), then linear layer"),
         ("gas dot", "dot product of each edge (COO)"),
-        ("gathers and reductions", "PyG's message() and aggregation, over gnnfast's gathers"),
+        ("gathers and reductions", "message() and aggregation, over gnnfast's gathers"),
         ("edges", "both ends of each edge, in one pass"),
         ("something new", "something new"),
     ],

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from gnnfast import guards
+from gnnfast.dgl import mailbox
 from gnnfast.dgl.messages import empty_of, ends_of, reduce_edges
 from gnnfast.dgl.structure import known, sized, structure
 from gnnfast.dispatch import edges, execute
 from gnnfast.graph import Graph
 from gnnfast.graph.formats import BY_DST, BY_SRC
-from gnnfast.lazy.rows import Call, User, are_few, existing, operations, pays
+from gnnfast.lazy.rows import Call, Key, User, are_few, existing, operations, pays
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import REDUCTIONS, REORDERED
 
@@ -63,13 +64,16 @@ def make_invoke_edge_udf(original: Any) -> Any:
 
     @functools.wraps(original)
     def invoke_edge_udf(graph: Any, eid: Any, etype: Any, func: Any, *, orig_eid: Any = None) -> Any:
-        batch = _batch(graph, func) if _is_all(eid) else None
+        batch = _batch(graph, [func]) if sys.modules["dgl.core"].is_all(eid) else None
         call = None if batch is None else batch.call()
         if batch is not None and call is not None:
             found = call.run(lambda: {name: existing(value) for name, value in func(batch.edges(call, orig_eid)).items()})
             call.settle()
             if found is not None:
-                ran(call.place, "rows of nodes", operations(batch.user.key, call, _name_of(func)))
+                seen = operations(call.user.key, call, _name_of(func))
+                ran(call.place, "function of edges")
+                if seen:
+                    ran(call.place, "rows of edges", seen)
                 return found[0]
         count(func, "over rows of edges")
         return original(graph, eid, etype, func, orig_eid=orig_eid) if batch is None else func(batch.edges(None, orig_eid))
@@ -78,44 +82,56 @@ def make_invoke_edge_udf(original: Any) -> Any:
 
 
 def make_message_passing(original: Any) -> Any:
-    """Replaces ``message_passing(g, mfunc, rfunc, afunc)`` of ``dgl.core``: messages of a user's function, reduced by a built-in
-    one, may never exist."""
-    core, ops = sys.modules["dgl.core"], sys.modules["dgl.ops"]
+    """Replaces ``message_passing(g, mfunc, rfunc, afunc)`` of ``dgl.core``: messages that a user's function makes, or
+    reduces, may never exist."""
+    core, ops, function = (sys.modules[f"dgl.{name}"] for name in ("core", "ops", "function"))
     simple = sys.modules["dgl.function.reducer"].SimpleReduceFunction
+
+    def messages_of(mfunc: Any, g: Any, at_edges: Any) -> Any:
+        if not core.is_builtin(mfunc):
+            return mfunc(at_edges)
+        given = at_edges.src, at_edges.dst, at_edges.data
+        if type(mfunc) is function.CopyMessageFunction:
+            return {mfunc.out_field: given[mfunc.target][mfunc.in_field]}
+        lhs, rhs = given[mfunc.lhs][mfunc.lhs_field], given[mfunc.rhs][mfunc.rhs_field]
+        if mfunc.binary_op not in ("add", "sub", "mul") or lhs.dim() != rhs.dim():  # which DGL aligns otherwise than torch
+            return core.invoke_gsddmm(g, mfunc)
+        return {mfunc.out_field: getattr(torch, mfunc.binary_op)(lhs, rhs)}
+
+    def reduced(batch: _Batch, call: _Call, mfunc: Any, rfunc: Any) -> Any:
+        messages = messages_of(mfunc, batch.g, batch.edges(call, batch.g.edata.get(core.EID)))
+        call.check_kept()
+        if not core.is_builtin(rfunc):
+            return mailbox.run(rfunc, batch.g, messages, call)
+        found = messages[rfunc.msg_field]
+        out = call.aggregate(found, 0, rfunc.name)
+        if out is None:
+            ran(call.place, f"gathers and {rfunc.name}", operations(call.user.key, call, _name_of(mfunc)))
+            out = getattr(ops, f"copy_e_{rfunc.name}")(batch.g, existing(found))
+        return {rfunc.out_field: out}
 
     @functools.wraps(original)
     def message_passing(g: Any, mfunc: Any, rfunc: Any, afunc: Any) -> Any:
-        batch = None
-        if type(rfunc) is simple and rfunc.name in REDUCTIONS and not core.is_builtin(mfunc):
-            batch = _batch(g, mfunc)
+        functions = [f for f in (rfunc, mfunc) if not core.is_builtin(f)]
+        by_degree = rfunc in functions
+        served = by_degree or (functions and type(rfunc) is simple and rfunc.name in REDUCTIONS)
+        batch = _batch(g, functions, by_degree) if served else None
         call = None if batch is None else batch.call()
         if batch is None or call is None:
             return original(g, mfunc, rfunc, afunc)
-
-        def reduced() -> Tensor:
-            messages = mfunc(batch.edges(call, g.edata.get(core.EID)))[rfunc.msg_field]
-            call.check_kept()
-            out = call.aggregate(messages, 0, rfunc.name)
-            if out is None:
-                ran(call.place, f"gathers and {rfunc.name}", operations(batch.user.key, call, _name_of(mfunc)))
-                out = getattr(ops, f"copy_e_{rfunc.name}")(g, existing(messages))
-            return out  # type: ignore[no-any-return]
-
-        found = call.run(reduced)
+        found = call.run(lambda: reduced(batch, call, mfunc, rfunc))
         call.settle()
         if found is None:
             return original(g, mfunc, rfunc, afunc)
-        made = {rfunc.out_field: found[0]}
+        (made,) = found
         if afunc is None:
             return made
-        made = {**g.dstdata, **made}
+        for name, value in g.dstdata.items():
+            if name not in made:
+                made[name] = value
         return core.invoke_node_udf(g, core.ALL, g.dsttypes[0], afunc, ndata=made, orig_nid=g.dstdata.get(core.NID))
 
     return message_passing
-
-
-def _is_all(eid: Any) -> bool:
-    return bool(sys.modules["dgl.core"].is_all(eid))
 
 
 class _Call(Call):
@@ -133,12 +149,12 @@ class _Call(Call):
 class _Batch:
     """All edges of a graph of one edge type, of which a user's function makes something."""
 
-    def __init__(self, g: Any, user: User, func: Any, graph: Graph) -> None:
-        self.g, self.user, self.place, self.graph, self.ends = g, user, place_of(func), graph, ends_of(graph)
+    def __init__(self, g: Any, users: tuple[User, ...], place: str, graph: Graph) -> None:
+        self.g, self.users, self.place, self.graph, self.ends = g, users, place, graph, ends_of(graph)
 
     def call(self) -> _Call | None:
         """What rows that do not exist are for; ``None`` if they have to."""
-        return _Call.of(self.user, self.ends, self.place)
+        return _Call.of(self.users, self.ends, self.place)
 
     def edges(self, call: _Call | None, orig_eid: Any) -> Any:
         """DGL's ``EdgeBatch``, with rows of a call, or such as exist."""
@@ -183,19 +199,22 @@ def _column_at_ends() -> Any:
     return ColumnAtEnds
 
 
-def _batch(g: Any, func: Any) -> _Batch | None:
-    """The edges of a graph, if a function that runs on them may gain."""
+def _batch(g: Any, functions: list[Any], by_degree: bool = False) -> _Batch | None:
+    """The edges of a graph, if functions that run on them, or on messages ``by_degree``, may gain."""
     gidx = g._graph
     if torch.compiler.is_compiling() or guards.context() or not known(gidx).single(gidx):
         return None
-    of, user = sized(gidx), _user(func)
+    of = sized(gidx)
     is_cuda = of.device == "cuda"
-    if user is None or of.too_large or not of.num_edges or are_few(of.num_edges, is_cuda):
+    if of.too_large or are_few(of.num_edges, is_cuda) or torch.is_autocast_enabled("cuda" if is_cuda else "cpu"):
         return None
-    if torch.is_autocast_enabled("cuda" if is_cuda else "cpu") or not pays(user.key, of.num_edges, _widest_row(g), is_cuda):
+    users = tuple(user for user in map(_user, functions) if user is not None)
+    if len(users) < len(functions) or not of.num_edges:
+        return None
+    if not by_degree and not pays(users[0].key, of.num_edges, _widest_row(g), is_cuda):
         return None
     graph = structure(gidx)
-    return None if graph.device.type not in ("cpu", "cuda") else _Batch(g, user, func, graph)
+    return _Batch(g, users, place_of(functions[0]), graph) if graph.device.type in ("cpu", "cuda") else None
 
 
 def _widest_row(g: Any) -> int:
@@ -211,7 +230,7 @@ def _widest_row(g: Any) -> int:
 
 def _user(func: Any) -> User | None:
     """What is known of a function by which it may run on rows that do not exist: a method of a module, one within such a method, or
-    one that stands alone. It is known again by its code."""
+    one that stands alone."""
     function, module = getattr(func, "__func__", func), getattr(func, "__self__", None)
     if type(function) is not FunctionType or _is_filter(function):
         return None
@@ -220,7 +239,10 @@ def _user(func: Any) -> User | None:
             module = value
         elif not isinstance(value, (FunctionType, torch.nn.Module, *_INERT)):
             return None
-    return User(function, module, function.__code__) if module is None or isinstance(module, torch.nn.Module) else None
+    if module is not None and not isinstance(module, torch.nn.Module):
+        return None
+    code = function.__code__  # what stands alone may be made anew for each call
+    return User(function, module, Key(code) if module is None else Key(module, code))
 
 
 def _around(function: FunctionType) -> Iterator[tuple[str, Any]]:

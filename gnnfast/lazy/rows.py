@@ -14,6 +14,7 @@ import inspect
 import math
 import weakref
 from collections.abc import Callable
+from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -37,13 +38,19 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+class Key(NamedTuple):
+    """By which what was found out about a function is remembered: what it is ``of``, and its code, if that has several."""
+
+    of: Any
+    code: CodeType | None = None
+
+
 class User(NamedTuple):
-    """A user's ``function`` that is given rows, as one of PyG's ``message()``: the ``module`` it is of, if any, and the ``key`` by
-    which what was found out about it is remembered."""
+    """A user's ``function`` that is given rows, as one of PyG's ``message()``, and the ``module`` it is of, if any."""
 
     function: Any
     module: torch.nn.Module | None
-    key: Any
+    key: Key
 
 
 class Call:
@@ -51,26 +58,31 @@ class Call:
 
     adds = True  # whether sums are reduced one by one where no kernel takes them as one
 
-    def __init__(self, user: User, modules: list[Any], ends: edges.Ends, place: str) -> None:
-        self.user, self.ends, self.place, self.edges = user, ends, place, ends.ids[BY_DST].shape[0]
-        self._modules = modules  # that the function may run
+    def __init__(self, users: tuple[User, ...], modules: list[Any], ends: edges.Ends, place: str) -> None:
+        self.user, self.ends, self.place, self.edges = users[0], ends, place, ends.ids[BY_DST].shape[0]
+        self._users, self._modules = users, modules  # the latter may be run
         self.grad_enabled = torch.is_grad_enabled()
         self.gained = self.existed = False
         self.said = False  # that messages exist, in the report
         # Bytes of rows of edges that PyG's operations would have read and written, unless that is known of the layer.
-        self.moved: int | None = None if _known(user.key).passes else 0
+        self.moved: int | None = None if _known(self.user.key).passes else 0
         self.operations: dict[str, None] = {}  # of torch, that ran on rows of edges which had to exist for them, in order
         self._made: list[weakref.ref[Rows]] = []
 
     @classmethod
-    def of(cls, user: User, ends: edges.Ends, place: str) -> Self | None:
-        """What a function gets its rows from, if they may not have to exist."""
-        if _known(user.key).hopeless or (torch.is_grad_enabled() and saved_tensors_are_watched()):
+    def of(cls, users: tuple[User, ...], ends: edges.Ends, place: str) -> Self | None:
+        """What functions get their rows from, if they may not have to exist. What is found out is kept for the first."""
+        if _known(users[0].key).hopeless or (torch.is_grad_enabled() and saved_tensors_are_watched()):
             return None  # a forward pass and its repetition must save the same, whatever was found in between
-        modules = effects.modules_run(user.function, user.module)
-        if modules is None or any(b.numel() > MOST_COPIED for m in modules for b in m._buffers.values() if b is not None):
+        modules: list[Any] = []
+        for function, module, _ in users:
+            run = effects.modules_run(function, module)
+            if run is None:
+                return None
+            modules += run
+        if any(b.numel() > MOST_COPIED for m in modules for b in m._buffers.values() if b is not None):
             return None
-        return cls(user, modules, ends, place)
+        return cls(users, modules, ends, place)
 
     def run(self, function: Callable[[], Any]) -> tuple[Any] | None:
         """What a function returns that uses :meth:`rows`; ``None`` where it must run on rows that exist."""
@@ -88,11 +100,11 @@ class Call:
     def check_kept(self) -> None:
         """Raises Exists where a user's ``message()`` keeps rows with the layer, whose gradients somebody may ask for: what is
         reduced must be made of them."""
-        function, module, _ = self.user
-        if module is None or effects.is_of_library(function):
-            return
-        if any(type(v) is Rows and v.kind is not None for v in module.__dict__.values()):
-            raise Exists
+        for function, module, _ in self._users:
+            if module is None or effects.is_of_library(function):
+                continue
+            if any(type(v) is Rows and v.kind is not None for v in module.__dict__.values()):
+                raise Exists
 
     def learn_passes(self, row_bytes: int) -> None:
         """Remembers how often operations have read or written rows of so many bytes at each edge, and whether none had to exist."""
@@ -434,36 +446,36 @@ class Known(NamedTuple):
 
 
 _NOTHING = Known()
-_learned: dict[int, Known] = {}  # by identity: users' classes may compare, and have no hash, as they like
+_learned: dict[Any, Known] = {}  # by identity: users' classes may compare, and have no hash, as they like
 
 
-def _known(of: Any) -> Known:
-    found = _learned.get(id(of), _NOTHING)
-    return found if found.of() is of else _NOTHING
+def _known(key: Key) -> Known:
+    found = _learned.get((id(key.of), key.code), _NOTHING)
+    return found if found.of() is key.of else _NOTHING
 
 
-def _learn(of: Any, **what: Any) -> None:
-    key, known = id(of), _known(of)
+def _learn(key: Key, **what: Any) -> None:
+    at, known = (id(key.of), key.code), _known(key)
     if known is _NOTHING:
-        known = Known(weakref.ref(of, lambda ref: _learned.pop(key) if _learned.get(key, _NOTHING).of is ref else None))
-    _learned[key] = known._replace(**what)
+        known = Known(weakref.ref(key.of, lambda ref: _learned.pop(at) if _learned.get(at, _NOTHING).of is ref else None))
+    _learned[at] = known._replace(**what)
 
 
-def passes(of: Any) -> float:
+def passes(key: Key) -> float:
     """How often a framework's operations read or write the widest rows at each edge; what few layers exceed where nobody knows, or
     what was met before must not decide."""
-    known = _known(of).passes
+    known = _known(key).passes
     return MANY_PASSES if not known or (torch.is_grad_enabled() and saved_tensors_are_watched()) else known
 
 
-def is_fused(of: Any) -> bool:
+def is_fused(key: Key) -> bool:
     """Whether no row of edges had to exist when it was served; ``False`` where what was met before must not decide."""
-    return _known(of).fused and not (torch.is_grad_enabled() and saved_tensors_are_watched())
+    return _known(key).fused and not (torch.is_grad_enabled() and saved_tensors_are_watched())
 
 
-def operations(of: Any, call: Call | None, name: str = "message()") -> str:
+def operations(key: Key, call: Call | None, name: str = "message()") -> str:
     """What a function was seen to run on rows of edges, in words; empty if nothing."""
-    seen = _known(of).operations if call is None else call.operations
+    seen = _known(key).operations if call is None else call.operations
     return f"{name} runs {', '.join(seen)}" if seen else ""
 
 
@@ -475,14 +487,14 @@ def are_few(num_edges: int, is_cuda: bool) -> bool:
     return num_edges < (FEW if is_cuda else FEW_ON_CPU)
 
 
-def pays(of: Any, num_edges: int, row_bytes: int, is_cuda: bool) -> bool:
+def pays(key: Key, num_edges: int, row_bytes: int, is_cuda: bool) -> bool:
     """Whether rows of so many bytes, the widest, are so many that the framework's own path would take longer."""
     training, current = torch.is_grad_enabled(), settings()
     if not is_cuda:
         return row_bytes > 0 and not cannot_win(num_edges * row_bytes, training, current, "cpu")
-    if is_fused(of) and not cannot_win(num_edges * row_bytes, training, current):
+    if is_fused(key) and not cannot_win(num_edges * row_bytes, training, current):
         return True  # as where it is known at once what is summed
-    row_bytes = math.ceil(row_bytes * passes(of))
+    row_bytes = math.ceil(row_bytes * passes(key))
     return row_bytes > 0 and not cannot_win(num_edges * row_bytes, training, current, "messages")
 
 

@@ -19,7 +19,7 @@ from gnnfast.graph import Graph
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.lazy import rows as lazy
 from gnnfast.lazy.kinds import version_of
-from gnnfast.lazy.rows import Call, User, existing, operations
+from gnnfast.lazy.rows import Call, Key, User, existing, operations
 from gnnfast.pyg import bounded
 from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.aggregations import is_softened, kinds_of, may_be_several, temperature_of
@@ -50,7 +50,7 @@ def pays(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
     row_bytes = _widest_row(kwargs)
     if not is_cuda and is_softened(module):  # whose operations read and write rows of edges several times as often
         row_bytes *= 3
-    return lazy.pays(module, num_edges, row_bytes, is_cuda)
+    return lazy.pays(Key(module), num_edges, row_bytes, is_cuda)
 
 
 def _widest_row(kwargs: dict[str, Any]) -> int:
@@ -87,7 +87,7 @@ def propagate(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
             why = f"{why}; not in chunks: {error}"
     found: list[Graph] = []
     ends = edges.Ends(*_ends(module, edge_index), lambda: found[0])
-    rows = Call.of(User(type(module).message, module, module), ends, steps.place)
+    rows = Call.of((User(type(module).message, module, Key(module)),), ends, steps.place)
     sizes, collected = _collect(module, edge_index, size, kwargs, ends, collect, rows)
     found.append(_graph(module, edge_index, sizes))
 
@@ -113,7 +113,7 @@ def propagate(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
         if found_out is not None:
             rows.learn_passes(_widest_row(kwargs))
             if rows.operations and not rows.said:
-                ran(steps.place, "rows of edges", operations(module, rows))
+                ran(steps.place, "rows of edges", operations(Key(module), rows))
     return out
 
 
@@ -304,7 +304,7 @@ def _aggregate(
 def _say_in_part(module: Any, steps: Steps, rows: Call | None, what: str, why: str) -> None:
     """Reports that messages exist, and by what operations if that is all that can be said."""
     if why:
-        ran(steps.place, f"gathers and {what}", operations(module, rows) or why if why == UNKNOWN else why)
+        ran(steps.place, f"gathers and {what}", operations(Key(module), rows) or why if why == UNKNOWN else why)
     if rows is not None:
         rows.said = True
 

@@ -1,0 +1,378 @@
+"""Python functions of users on edges and on mailboxes, which gnnfast runs on rows that do not exist, give what DGL gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from comparison import both, same
+from graphs import GRAPHS
+from torch import nn as tnn
+from torch.nn import functional
+
+import gnnfast
+
+dgl = pytest.importorskip("dgl", reason="DGL is not installed")
+pytest.importorskip("torch_geometric", reason="the messages of test_lazy.py, which also run here, are PyG's")
+import dgl.function as fn  # noqa: E402
+from user_messages import GATES, MESSAGES, SUMS, C, F, H, Layer  # noqa: E402
+
+from gnnfast.dgl import bridge  # noqa: E402
+
+SQUARE = ["random", "hub", "isolated", "self_loops_and_duplicates"]
+
+
+@pytest.fixture
+def device(device):
+    if device.type == "cuda" and bridge.absent():
+        pytest.skip(f"there is no bridge: {bridge.absent()}")
+    return device
+
+
+def make(name, device, idtype=torch.int64):
+    (src, dst), num_src, num_dst = GRAPHS[name]()
+    if name == "bipartite":
+        g = dgl.heterograph({("u", "e", "v"): (src, dst)}, {"u": num_src, "v": num_dst}, idtype=idtype)
+    else:
+        g = dgl.graph((src, dst), num_nodes=max(num_src, num_dst), idtype=idtype)
+    return g.to(device)
+
+
+def features(g, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(3)
+    sizes = (g.num_src_nodes(), F), (g.num_dst_nodes(), F), (g.num_edges(), 1)
+    return [torch.randn(size, generator=generator, dtype=dtype).to(g.device) for size in sizes]
+
+
+class Messages(Layer):
+    """Makes messages of the features of both ends by one of PyG's users' functions; ``heads`` have a dimension."""
+
+    def of_edges(self, edges):
+        x_i, x_j = edges.dst["x"], edges.src["x"]
+        dst = edges._graph.edges()[1].long()
+        return {"m": self.function(self, x_i, x_j, edges.data["w"], (dst, None, edges._graph.num_dst_nodes()))}
+
+
+def step(g, layer, passes, dtype=torch.float64):
+    """Features, of which ``passes(g, layer)`` makes something; this and all gradients."""
+
+    def run():
+        leaves = [t.requires_grad_() for t in features(g, dtype)]
+        layer.zero_grad()
+        torch.manual_seed(1)
+        with g.local_scope():
+            src, dst, w = leaves
+            if getattr(layer, "heads", False):
+                src, dst = (t.view(-1, H, C) for t in (src, dst))
+            g.srcdata["x"] = src
+            if g.is_block or len(g.ntypes) > 1:
+                g.dstdata["x"] = dst
+            g.edata["w"] = w
+            out = passes(g, layer)
+        loss = out.pow(2).sum()
+        if loss.requires_grad:
+            loss.backward()
+        return [out.detach(), *(t.grad for t in leaves), *(p.grad for p in layer.parameters())]
+
+    return run
+
+
+@pytest.mark.parametrize("graph", [*SQUARE, "bipartite"])
+@pytest.mark.parametrize("name", MESSAGES)
+def test_messages(name, graph, device):
+    function, heads, fused = MESSAGES[name]
+    for reduce in ("sum", "mean", "max"):
+        layer = Messages(function, "sum", heads).to(device, torch.float64)
+
+        def passes(g, layer, reduce=reduce):
+            g.update_all(layer.of_edges, getattr(fn, reduce)("m", "o"))
+            return g.dstdata["o"]
+
+        report = same(step(make(graph, device), layer, passes))
+        kernels = {kernel for _, kernel, _ in report.kernels}
+        if graph == "random" and fused == GATES and reduce != "max":
+            assert f"gates, {reduce}" in kernels
+        elif graph == "random" and (fused is True or (fused == SUMS and reduce != "max")):
+            assert {f"gar {reduce}", f"gas {reduce}", *(["attention"] if fused == SUMS else [])} & kernels
+
+
+@pytest.mark.parametrize("graph", [*SQUARE, "bipartite"])
+@pytest.mark.parametrize("name", MESSAGES)
+def test_features_of_edges(name, graph, device):
+    function, heads, _ = MESSAGES[name]
+
+    def passes(g, layer):
+        g.apply_edges(layer.of_edges)
+        return g.edata["m"]
+
+    same(step(make(graph, device), Messages(function, "sum", heads).to(device, torch.float64), passes))
+
+
+class Reducers(tnn.Module):
+    """Methods that reduce messages; those of ``LEFT`` look at more than each node by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin, self.pair, self.att = tnn.Linear(F, F), tnn.Linear(2 * F, F), tnn.Linear(2 * F, 1)
+        self.norm, self.batch = tnn.LayerNorm(F), tnn.BatchNorm1d(F)
+        self.bias = tnn.Parameter(torch.linspace(-1, 1, F))
+        self.heads = False
+
+    def copied(self, edges):
+        return {"m": edges.src["x"]}
+
+    def scored(self, edges):
+        both = torch.cat([edges.src["x"], edges.dst["x"]], dim=1)
+        return {"m": edges.src["x"], "e": functional.leaky_relu(self.att(both))}
+
+    def gated(self, edges):
+        return {"m": edges.src["x"], "e": edges.data["w"] + edges.src["x"] + edges.dst["x"]}
+
+    def sums(self, nodes):
+        return {"o": nodes.mailbox["m"].sum(1)}
+
+    def means(self, nodes):
+        return {"o": torch.mean(nodes.mailbox["m"], dim=1)}
+
+    def maxima(self, nodes):
+        return {"o": torch.max(nodes.mailbox["m"], dim=1)[0] + nodes.mailbox["m"].min(dim=1).values}
+
+    def kept(self, nodes):
+        mail = nodes.mailbox["m"]
+        return {"o": (mail.mean(dim=1, keepdim=True) * 2).squeeze(1) - torch.sum(mail, (1,), keepdim=True).squeeze(1)}
+
+    def attention(self, nodes):
+        alpha = functional.softmax(nodes.mailbox["e"], dim=1)
+        return {"o": torch.sum(alpha * nodes.mailbox["m"], dim=1)}
+
+    def dot_attention(self, nodes):
+        score = (nodes.data["x"].unsqueeze(1) * nodes.mailbox["m"]).sum(-1, keepdim=True) / F**0.5
+        return {"o": (torch.softmax(score, 1) * self.lin(nodes.mailbox["m"])).sum(1)}
+
+    def gates(self, nodes):
+        sigma = torch.sigmoid(nodes.mailbox["e"])
+        share = torch.sum(sigma * nodes.mailbox["m"], dim=1) / (torch.sum(sigma, dim=1) + 1e-6)
+        return {"o": nodes.data["x"] + share}
+
+    def sage(self, nodes):
+        mean = nodes.mailbox["m"].mean(1)
+        return {"o": functional.relu(self.pair(torch.cat([nodes.data["x"], mean], dim=-1)))}
+
+    def rows(self, nodes):
+        mail = self.norm(nodes.mailbox["m"] + self.bias) ** 2 - nodes.mailbox["m"].mean(2, keepdim=True)
+        return {"o": self.norm(mail.sum(1)) @ self.lin.weight + self.bias}
+
+    def joined(self, nodes):
+        x = nodes.data["x"].unsqueeze(1).expand_as(nodes.mailbox["m"])
+        out = self.pair(torch.cat([nodes.mailbox["m"], x], dim=2)).relu().sum(1)
+        return {"o": out.view(-1, H, C).softmax(-1).reshape(-1, F), "other": out.sum(-1)}
+
+    def length(self, nodes):
+        return {"o": nodes.mailbox["m"].sum(1) / nodes.mailbox["m"].shape[1]}
+
+    def of_batch(self, nodes):
+        return {"o": nodes.mailbox["m"].sum(1) / nodes.batch_size()}
+
+    def over_nodes(self, nodes):
+        out = nodes.mailbox["m"].sum(1)
+        return {"o": out - out.mean(0)}
+
+    def over_all(self, nodes):
+        return {"o": nodes.mailbox["m"].mean(1) - nodes.mailbox["m"].max()}
+
+    def normalised(self, nodes):
+        out = nodes.mailbox["m"].sum(1)
+        return {"o": self.batch(out) if len(out) > 1 else out}
+
+    def first(self, nodes):
+        return {"o": nodes.mailbox["m"][:, 0]}
+
+    def sorted(self, nodes):
+        return {"o": nodes.mailbox["m"].sort(1)[0].mean(1) + nodes.mailbox["m"].std(1, unbiased=False)}
+
+    def written(self, nodes):
+        out = nodes.mailbox["m"].sum(1)
+        out += nodes.data["x"]
+        out.mul_(2)
+        return {"o": out}
+
+    def indices(self, nodes):
+        return {"o": torch.max(nodes.mailbox["m"], dim=1).indices.double()}
+
+    def dropped(self, nodes):
+        return {"o": functional.dropout(nodes.mailbox["m"].sum(1), 0.5)}
+
+    def new(self, nodes):
+        return {"o": nodes.mailbox["m"].sum(1) + torch.ones(len(nodes), 1, dtype=torch.float64, device=nodes.data["x"].device)}
+
+    def crossed(self, nodes):
+        return {"o": nodes.mailbox["m"].sum(1) @ self.lin.weight @ (nodes.data["x"].t() @ nodes.data["x"])}
+
+    def detached(self, nodes):
+        with torch.no_grad():
+            share = nodes.mailbox["m"].mean(1)
+        return {"o": share + nodes.data["x"]}
+
+
+SERVED = {
+    "sums": "copied",
+    "means": "copied",
+    "maxima": "copied",
+    "kept": "copied",
+    "attention": "scored",
+    "dot_attention": "copied",
+    "gates": "gated",
+    "sage": "copied",
+    "rows": "copied",
+    "joined": "copied",
+}
+LEFT = ["length", "of_batch", "over_nodes", "over_all", "normalised", "first", "sorted", "written", "indices", "dropped", "new"]
+LEFT += ["crossed", "detached"]
+BUILT_IN = {"copied": fn.copy_u("x", "m"), "times": fn.u_mul_e("x", "w", "m"), "sums": fn.u_add_v("x", "x", "m")}
+
+
+@pytest.mark.parametrize("graph", [*SQUARE, "bipartite"])
+@pytest.mark.parametrize("name", [*SERVED, *LEFT])
+def test_reducers(name, graph, device):
+    def passes(g, layer):
+        g.update_all(getattr(layer, SERVED.get(name, "copied")), getattr(layer, name))
+        return torch.cat([g.dstdata["o"].flatten(1), *([g.dstdata["other"].view(-1, 1)] if name == "joined" else [])], 1)
+
+    report = same(step(make(graph, device), Reducers().to(device, torch.float64), passes))
+    by_degree = [reason for _, reason in report.fallbacks if "degree by degree" in reason]
+    assert bool(by_degree) == (name in LEFT)
+
+
+@pytest.mark.parametrize("name", ["sums", "maxima", "dot_attention", "rows"])
+@pytest.mark.parametrize("message", BUILT_IN)
+def test_reducers_of_built_in_messages(message, name, device):
+    def passes(g, layer):
+        g.update_all(BUILT_IN[message], getattr(layer, name))
+        return g.dstdata["o"]
+
+    for graph in ("random", "isolated", "bipartite"):
+        for idtype in (torch.int32, torch.int64):
+            assert not same(step(make(graph, device, idtype), Reducers().to(device, torch.float64), passes)).fallbacks
+
+
+@pytest.mark.parametrize("name", ["sums", "attention", "gates", "sage"])
+def test_float32(name, device):
+    def passes(g, layer):
+        g.update_all(getattr(layer, SERVED[name]), getattr(layer, name))
+        return g.dstdata["o"]
+
+    same(step(make("random", device), Reducers().to(device), passes, torch.float32), tolerance=1e-5)
+
+
+def test_functions_that_stand_alone(device):
+    """Lambdas, what they have from around them, nodes' own functions afterwards, and parts of a graph."""
+    g, scale, net = make("random", device), 2.0, tnn.Sequential(tnn.Linear(F, F), tnn.ReLU()).to(device, torch.float64)
+
+    def passes(g, layer):
+        g.update_all(
+            lambda edges: {"m": net(edges.src["x"]) * scale},
+            lambda nodes: {"o": nodes.mailbox["m"].sum(1) * scale},
+            lambda nodes: {"p": nodes.data["o"] + nodes.data["x"]},
+        )
+        g.update_all(
+            lambda edges: {"m": edges.src["p"] * edges.data["w"]}, fn.max("m", "q"), lambda nodes: {"q": nodes.data["q"] * 2}
+        )
+        some = torch.arange(5, dtype=g.idtype, device=g.device)
+        g.pull(some, lambda edges: {"m": edges.src["q"]}, fn.sum("m", "r"))
+        g.send_and_recv(some, lambda edges: {"m": edges.src["q"]}, lambda nodes: {"s": nodes.mailbox["m"].mean(1)})
+        return torch.cat([g.ndata[name] for name in "pqrs"], 1)
+
+    assert not same(step(g, net, passes)).fallbacks
+
+
+def test_what_leaves_traces_runs_once(device):
+    g, seen = make("random", device), []
+
+    def counted(edges):
+        seen.append(1)
+        return {"m": edges.src["x"].cumsum(1)}
+
+    def passes(g, layer):
+        g.update_all(counted, fn.sum("m", "o"))
+        return g.ndata["o"]
+
+    same(step(g, tnn.Linear(1, 1), passes))
+    assert len(seen) == 2
+
+    def stored(edges):
+        edges.data["e"] = edges.src["x"] * 2
+        return {"m": edges.data["e"]}
+
+    def stores(g, layer):
+        g.update_all(stored, fn.sum("m", "o"))
+        return torch.cat([g.ndata["o"], g.edata["e"]])
+
+    same(step(g, tnn.Linear(1, 1), stores))
+
+
+def test_features_written_into_afterwards(device):
+    """Messages are those of before, and so are gradients, as where DGL keeps what it has gathered."""
+
+    def passes(g, layer):
+        x, w = g.ndata["x"] * 1, g.edata["w"] * 1
+        g.ndata["y"], g.edata["v"] = x, w
+        g.update_all(
+            lambda edges: {"m": edges.src["y"].sigmoid() * edges.data["v"]}, lambda nodes: {"o": nodes.mailbox["m"].sum(1)}
+        )
+        g.update_all(lambda edges: {"m": edges.src["y"] * edges.data["v"]}, fn.sum("m", "p"))
+        out = torch.cat([g.ndata["o"], g.ndata["p"]])
+        with torch.no_grad():
+            x.mul_(3)
+        return out
+
+    same(step(make("random", device), tnn.Linear(1, 1), passes))
+
+
+def test_rows_without_edges_are_the_initializers(device):
+    def passes(g, layer):
+        g.set_n_initializer(lambda shape, dtype, ctx, ids: torch.full(shape, 7, dtype=dtype, device=ctx))
+        g.update_all(layer.copied, layer.sums)
+        return g.ndata["o"]
+
+    found, expected, _ = both(step(make("isolated", device), Reducers().to(device, torch.float64), passes))
+    assert (found[0] == expected[0]).all() and (found[0] == 7).any()
+
+
+def test_relations(device):
+    ids = torch.tensor([0, 1, 1, 2]), torch.tensor([1, 0, 2, 2])
+    g = dgl.heterograph({("a", "x", "b"): ids, ("b", "y", "a"): ids, ("a", "z", "a"): ids}).to(device)
+
+    def run():
+        x = torch.arange(3.0 * F, dtype=torch.float64, device=device).view(3, F).requires_grad_()
+        with g.local_scope():
+            for ntype in "ab":
+                g.nodes[ntype].data["x"] = x
+            message, reduce = lambda edges: {"m": edges.src["x"] + edges.dst["x"]}, lambda nodes: {"o": nodes.mailbox["m"].sum(1)}
+            g.update_all(message, reduce, etype="x")
+            g["y"].apply_edges(lambda edges: {"e": (edges.src["x"] * edges.dst["x"]).sum(-1)})
+            g.multi_update_all({"y": (message, fn.sum("m", "p")), "z": (message, fn.mean("m", "p"))}, "sum")
+            out = torch.cat([g.nodes["b"].data["o"].flatten(), g.edges["y"].data["e"], g.nodes["a"].data["p"].flatten()])
+        out.sum().backward()
+        return [out.detach(), x.grad]
+
+    assert not same(run).fallbacks
+
+
+def test_errors_are_those_of_dgl(device):
+    g = make("random", device)
+    g.ndata["x"] = torch.ones(g.num_nodes(), F, device=device)
+    for message, reduce in [
+        (lambda edges: {"n": edges.src["x"]}, fn.sum("m", "o")),
+        (lambda edges: {"m": edges.src["y"]}, fn.sum("m", "o")),
+        (lambda edges: edges.src["x"], fn.sum("m", "o")),
+        (fn.copy_u("x", "m"), lambda nodes: {"o": nodes.mailbox["n"].sum(1)}),
+        (fn.copy_u("x", "m"), lambda nodes: {"o": nodes.mailbox["m"] + nodes.data["x"]}),
+        (fn.copy_u("x", "m"), lambda nodes: {"o": nodes.mailbox["m"]}),
+    ]:
+        kinds = []
+        for switch in (gnnfast.enable, gnnfast.disable):
+            switch()
+            with pytest.raises(Exception) as caught:
+                g.update_all(message, reduce)
+            kinds.append((caught.type, str(caught.value)))
+        gnnfast.enable()
+        assert kinds[0] == kinds[1]
