@@ -19,6 +19,7 @@ _FUSED = {"copy_u": "copy_lhs", "u_mul_e": "mul", "u_div_e": "div", "u_add_e": "
 _ENDS = {f"{a}_{op}_{b}" for a, b in (("u", "v"), ("v", "u")) for op in ("add", "sub", "mul", "div")}
 _ATTENTION = ("GATConv", "GATv2Conv", "DotGatConv", "AGNNConv")
 _OPTIONAL = ("EdgeWeightNorm",)  # which layers call where edges are given weights
+_BY_DEGREE = ("PNAConv", "DGNConv")  # whose functions ask how many messages there are
 _BY_FEATURE = ("CFConv", "GatedGCNConv", "NNConv")  # whose edges have a weight for each feature, or a matrix
 _SERVED = {*OPS, "div"}  # the last as a product
 _OPERATORS = ("copy_lhs", "mul", "div", "add", "sub", "copy_rhs")
@@ -68,14 +69,15 @@ def _row(cls: Any) -> Row:
     ours += [f"both ends of edges ({name})" for name in sorted(uses.messages & _ENDS)]
     ours += ["dot products of edges"] * ("u_dot_v" in uses.messages) + ["edge softmax"] * uses.softmax
     theirs = sorted(name for name in uses.messages if _FUSED.get(name) not in _SERVED and name not in {"u_dot_v", *_ENDS})
-    theirs += ["functions of its own"] * bool(uses.own) + ["typed products"] * uses.products
+    ours += ["functions of its own as they run"] * bool(uses.own)
+    theirs += ["reductions by degree"] * (cls.__name__ in _BY_DEGREE) + ["typed products"] * uses.products
     checked = ", in-degrees checked once a graph" if layer is not None else ""
     if not ours and not theirs:
         return Row(cls.__name__, "DGL's own", "there is no message passing of its own")
     if not ours:
         return Row(cls.__name__, "DGL's own", f"{', '.join(theirs)}{checked}")
     ours = [f"{what} where a weight is for a head" if cls.__name__ in _BY_FEATURE and "u_mul_e" in what else what for what in ours]
-    if not theirs and cls.__name__ not in _BY_FEATURE and not uses.messages & _ENDS:
+    if not theirs and cls.__name__ not in _BY_FEATURE and not uses.messages & _ENDS and not uses.own:
         return Row(cls.__name__, "fused", f"{', '.join(ours)}{checked}")
     rest = f"; DGL's own: {', '.join(theirs)}" if theirs else ""
     return Row(cls.__name__, "in part", f"{', '.join(ours)}{checked}{rest}")
@@ -179,9 +181,9 @@ def markdown() -> str:
         "",
         "What an edge has may be one value for all features or one for each head (dimensions of 1 at its end, as many others",
         "as the features have), or as many as these. Other broadcasts are DGL's, and so are features that are not float32,",
-        "float64, float16 or bfloat16, functions of the user's own, and several edge types in one call (`multi_update_all` and",
-        "`HeteroGraphConv` make one call for each). `e_mul_u`, and messages with a `v` in them, are made on edges first, and then",
-        "summed as `copy_e`.",
+        "float64, float16 or bfloat16, and several edge types in one call (`multi_update_all` and `HeteroGraphConv` make one call",
+        "for each). `e_mul_u`, and messages with a `v` in them, are made on edges first, and then summed as `copy_e`. Functions of",
+        "your own run as they are, on rows that need not exist: [what that takes](dgl.md#functions-of-your-own).",
         "",
         "Edges (`gsddmm`: `apply_edges`, `dgl.ops.u_add_v` and their like): of features of one shape at both ends, dot",
         "products are gnnfast's, and so are sums, differences, products and quotients of a million float32 values or more. All",

@@ -71,7 +71,7 @@ def make_invoke_edge_udf(original: Any) -> Any:
             call.settle()
             if found is not None:
                 seen = operations(call.user.key, call, _name_of(func))
-                ran(call.place, "function of edges")
+                ran(call.place, "function of edges", "")
                 if seen:
                     ran(call.place, "rows of edges", seen)
                 return found[0]
