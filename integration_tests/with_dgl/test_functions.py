@@ -1,10 +1,13 @@
-"""Python functions of users on edges and on mailboxes, which gnnfast runs on rows that do not exist, give what DGL gives."""
+"""Python functions of users on edges and on mailboxes, which gnnfast runs on rows that do not exist, give what DGL gives on a CPU."""
 
 from __future__ import annotations
 
+import copy
+import functools
+
 import pytest
 import torch
-from comparison import both, same
+from comparison import close, without
 from graphs import GRAPHS
 from torch import nn as tnn
 from torch.nn import functional
@@ -76,18 +79,27 @@ def step(g, layer, passes, dtype=torch.float64):
     return run
 
 
+def compare(graph, layer, passes, device, dtype=torch.float64, tolerance=1e-9, idtype=torch.int64):
+    """With gnnfast on a device equals without it on a CPU."""
+    expected = without(step(make(graph, torch.device("cpu"), idtype), copy.deepcopy(layer).to("cpu", dtype), passes, dtype))
+    gnnfast.clear_report()
+    found = step(make(graph, device, idtype), layer.to(device, dtype), passes, dtype)()
+    report = gnnfast.report()
+    close(found, expected, tolerance)
+    return report
+
+
 @pytest.mark.parametrize("graph", [*SQUARE, "bipartite"])
 @pytest.mark.parametrize("name", MESSAGES)
 def test_messages(name, graph, device):
     function, heads, fused = MESSAGES[name]
     for reduce in ("sum", "mean", "max"):
-        layer = Messages(function, "sum", heads).to(device, torch.float64)
 
         def passes(g, layer, reduce=reduce):
             g.update_all(layer.of_edges, getattr(fn, reduce)("m", "o"))
             return g.dstdata["o"]
 
-        report = same(step(make(graph, device), layer, passes))
+        report = compare(graph, Messages(function, "sum", heads), passes, device)
         kernels = {kernel for _, kernel, _ in report.kernels}
         if graph == "random" and fused == GATES and reduce != "max":
             assert f"gates, {reduce}" in kernels
@@ -104,7 +116,7 @@ def test_features_of_edges(name, graph, device):
         g.apply_edges(layer.of_edges)
         return g.edata["m"]
 
-    same(step(make(graph, device), Messages(function, "sum", heads).to(device, torch.float64), passes))
+    compare(graph, Messages(function, "sum", heads), passes, device)
 
 
 class Reducers(tnn.Module):
@@ -237,7 +249,9 @@ def test_reducers(name, graph, device):
         g.update_all(getattr(layer, SERVED.get(name, "copied")), getattr(layer, name))
         return torch.cat([g.dstdata["o"].flatten(1), *([g.dstdata["other"].view(-1, 1)] if name == "joined" else [])], 1)
 
-    report = same(step(make(graph, device), Reducers().to(device, torch.float64), passes))
+    if name == "dropped" and device.type == "cuda":
+        pytest.skip("a GPU draws other numbers than a CPU")
+    report = compare(graph, Reducers(), passes, device)
     by_degree = [reason for _, reason in report.fallbacks if "degree by degree" in reason]
     assert bool(by_degree) == (name in LEFT)
 
@@ -251,7 +265,7 @@ def test_reducers_of_built_in_messages(message, name, device):
 
     for graph in ("random", "isolated", "bipartite"):
         for idtype in (torch.int32, torch.int64):
-            assert not same(step(make(graph, device, idtype), Reducers().to(device, torch.float64), passes)).fallbacks
+            assert not compare(graph, Reducers(), passes, device, idtype=idtype).fallbacks
 
 
 @pytest.mark.parametrize("name", ["sums", "attention", "gates", "sage"])
@@ -260,16 +274,16 @@ def test_float32(name, device):
         g.update_all(getattr(layer, SERVED[name]), getattr(layer, name))
         return g.dstdata["o"]
 
-    same(step(make("random", device), Reducers().to(device), passes, torch.float32), tolerance=1e-5)
+    compare("random", Reducers(), passes, device, torch.float32, 1e-5)
 
 
 def test_functions_that_stand_alone(device):
     """Lambdas, what they have from around them, nodes' own functions afterwards, and parts of a graph."""
-    g, scale, net = make("random", device), 2.0, tnn.Sequential(tnn.Linear(F, F), tnn.ReLU()).to(device, torch.float64)
+    scale = 2.0
 
     def passes(g, layer):
         g.update_all(
-            lambda edges: {"m": net(edges.src["x"]) * scale},
+            lambda edges: {"m": layer(edges.src["x"]) * scale},
             lambda nodes: {"o": nodes.mailbox["m"].sum(1) * scale},
             lambda nodes: {"p": nodes.data["o"] + nodes.data["x"]},
         )
@@ -281,11 +295,11 @@ def test_functions_that_stand_alone(device):
         g.send_and_recv(some, lambda edges: {"m": edges.src["q"]}, lambda nodes: {"s": nodes.mailbox["m"].mean(1)})
         return torch.cat([g.ndata[name] for name in "pqrs"], 1)
 
-    assert not same(step(g, net, passes)).fallbacks
+    assert not compare("random", tnn.Sequential(tnn.Linear(F, F), tnn.ReLU()), passes, device).fallbacks
 
 
 def test_what_leaves_traces_runs_once(device):
-    g, seen = make("random", device), []
+    seen = []
 
     def counted(edges):
         seen.append(1)
@@ -295,8 +309,8 @@ def test_what_leaves_traces_runs_once(device):
         g.update_all(counted, fn.sum("m", "o"))
         return g.ndata["o"]
 
-    same(step(g, tnn.Linear(1, 1), passes))
-    assert len(seen) == 2
+    compare("random", tnn.Linear(1, 1), passes, device)
+    assert len(seen) == 2  # in DGL, and in gnnfast
 
     def stored(edges):
         edges.data["e"] = edges.src["x"] * 2
@@ -306,7 +320,7 @@ def test_what_leaves_traces_runs_once(device):
         g.update_all(stored, fn.sum("m", "o"))
         return torch.cat([g.ndata["o"], g.edata["e"]])
 
-    same(step(g, tnn.Linear(1, 1), stores))
+    compare("random", tnn.Linear(1, 1), stores, device)
 
 
 def test_features_written_into_afterwards(device):
@@ -324,7 +338,7 @@ def test_features_written_into_afterwards(device):
             x.mul_(3)
         return out
 
-    same(step(make("random", device), tnn.Linear(1, 1), passes))
+    compare("random", tnn.Linear(1, 1), passes, device)
 
 
 def test_rows_without_edges_are_the_initializers(device):
@@ -333,15 +347,14 @@ def test_rows_without_edges_are_the_initializers(device):
         g.update_all(layer.copied, layer.sums)
         return g.ndata["o"]
 
-    found, expected, _ = both(step(make("isolated", device), Reducers().to(device, torch.float64), passes))
-    assert (found[0] == expected[0]).all() and (found[0] == 7).any()
+    compare("isolated", Reducers(), passes, device)
 
 
 def test_relations(device):
     ids = torch.tensor([0, 1, 1, 2]), torch.tensor([1, 0, 2, 2])
-    g = dgl.heterograph({("a", "x", "b"): ids, ("b", "y", "a"): ids, ("a", "z", "a"): ids}).to(device)
 
-    def run():
+    def run(device):
+        g = dgl.heterograph({("a", "x", "b"): ids, ("b", "y", "a"): ids, ("a", "z", "a"): ids}).to(device)
         x = torch.arange(3.0 * F, dtype=torch.float64, device=device).view(3, F).requires_grad_()
         with g.local_scope():
             for ntype in "ab":
@@ -354,12 +367,21 @@ def test_relations(device):
         out.sum().backward()
         return [out.detach(), x.grad]
 
-    assert not same(run).fallbacks
+    expected = without(lambda: run(torch.device("cpu")))
+    gnnfast.clear_report()
+    close(run(device), expected)
+    assert not gnnfast.report().fallbacks
 
 
 def test_errors_are_those_of_dgl(device):
-    g = make("random", device)
-    g.ndata["x"] = torch.ones(g.num_nodes(), F, device=device)
+
+    def raised(device, message, reduce):
+        g = make("random", device)
+        g.ndata["x"] = torch.ones(g.num_nodes(), F, device=device)
+        with pytest.raises(Exception) as caught:
+            g.update_all(message, reduce)
+        return caught.type, str(caught.value)
+
     for message, reduce in [
         (lambda edges: {"n": edges.src["x"]}, fn.sum("m", "o")),
         (lambda edges: {"m": edges.src["y"]}, fn.sum("m", "o")),
@@ -368,11 +390,5 @@ def test_errors_are_those_of_dgl(device):
         (fn.copy_u("x", "m"), lambda nodes: {"o": nodes.mailbox["m"] + nodes.data["x"]}),
         (fn.copy_u("x", "m"), lambda nodes: {"o": nodes.mailbox["m"]}),
     ]:
-        kinds = []
-        for switch in (gnnfast.enable, gnnfast.disable):
-            switch()
-            with pytest.raises(Exception) as caught:
-                g.update_all(message, reduce)
-            kinds.append((caught.type, str(caught.value)))
-        gnnfast.enable()
-        assert kinds[0] == kinds[1]
+        expected = without(functools.partial(raised, torch.device("cpu"), message, reduce))
+        assert raised(device, message, reduce) == expected
