@@ -40,6 +40,12 @@ def make(name, device, idtype=torch.int64):
     return g.to(device)
 
 
+@pytest.fixture(autouse=True)
+def the_same_numbers(request, device):
+    if device.type == "cuda" and getattr(request.node, "callspec", None) and request.node.callspec.params.get("name") == "dropped":
+        pytest.skip("a GPU draws other numbers than the CPU it is compared with")
+
+
 def features(g, dtype=torch.float64):
     generator = torch.Generator().manual_seed(3)
     sizes = (g.num_src_nodes(), F), (g.num_dst_nodes(), F), (g.num_edges(), 1)
@@ -81,6 +87,8 @@ def step(g, layer, passes, dtype=torch.float64):
 
 def compare(graph, layer, passes, device, dtype=torch.float64, tolerance=1e-9, idtype=torch.int64):
     """With gnnfast on a device equals without it on a CPU."""
+    if device.type == "cuda":
+        tolerance = max(tolerance, 1e-7)  # torch has some constants of activations in float32 there
     expected = without(step(make(graph, torch.device("cpu"), idtype), copy.deepcopy(layer).to("cpu", dtype), passes, dtype))
     gnnfast.clear_report()
     found = step(make(graph, device, idtype), layer.to(device, dtype), passes, dtype)()
@@ -249,8 +257,6 @@ def test_reducers(name, graph, device):
         g.update_all(getattr(layer, SERVED.get(name, "copied")), getattr(layer, name))
         return torch.cat([g.dstdata["o"].flatten(1), *([g.dstdata["other"].view(-1, 1)] if name == "joined" else [])], 1)
 
-    if name == "dropped" and device.type == "cuda":
-        pytest.skip("a GPU draws other numbers than a CPU")
     report = compare(graph, Reducers(), passes, device)
     by_degree = [reason for _, reason in report.fallbacks if "degree by degree" in reason]
     assert bool(by_degree) == (name in LEFT)
