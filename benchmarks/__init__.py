@@ -5,6 +5,7 @@ BENCHMARKS = {
     "attention": "scores, softmax and weighted sums over a graph, beside the same with PyG's operations",
     "operators": "DGL's operators one by one, on DGL's kernels and gnnfast's (CPU)",
     "bridge": "DGL with gnnfast beside PyG with gnnfast, for the same work",
+    "functions": "Python functions in DGL's update_all and apply_edges, with gnnfast and as DGL runs them",
     "train": "whole models in PyG and DGL, full batch and sampled neighbours: time an epoch, memory, losses, accuracy",
     "layers": "whole PyG layers, forward and backward, with gnnfast on and off",
     "memory": "peak memory of layers, and the largest graph that fits (CUDA)",

@@ -49,12 +49,20 @@ def _is_filter(func: Any) -> bool:
 
 
 def make_invoke_udf_reduce(original: Any) -> Any:
-    """Replaces ``invoke_udf_reduce(graph, func, msgdata)`` of ``dgl.core``, whose function is run degree by degree."""
+    """Replaces ``invoke_udf_reduce(graph, func, msgdata)`` of ``dgl.core``, which runs a function degree by degree, on messages
+    that exist: of a function that may not run twice."""
 
     @functools.wraps(original)
-    def invoke_udf_reduce(graph: Any, func: Any, *args: Any, **named: Any) -> Any:
+    def invoke_udf_reduce(graph: Any, func: Any, msgdata: Any, *, orig_nid: Any = None) -> Any:
+        batch = _batch(graph, [func], by_degree=True)
+        call = None if batch is None else batch.call()
+        if call is not None:
+            found = call.run(lambda: mailbox.run(func, graph, msgdata, call))
+            call.settle()
+            if found is not None:
+                return found[0]
         count(func, "degree by degree")
-        return original(graph, func, *args, **named)
+        return original(graph, func, msgdata, orig_nid=orig_nid)
 
     return invoke_udf_reduce
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gnnfast import guards
+from gnnfast import _native, guards
 from gnnfast.dgl.messages import as_rows, reduce_edges
 from gnnfast.dispatch import execute
 from gnnfast.graph.checks import saved_tensors_are_watched
@@ -25,14 +25,23 @@ from gnnfast.lazy.kinds import Exists
 from gnnfast.lazy.rows import Call, existing, writes
 from gnnfast.types import REORDERED
 
+if _native.cpu.loaded:
+    from gnnfast.ops.convert import derived
+
 
 class Mailbox:
     """The messages of one call, and the nodes that get any: ``ids``, or ``None`` if all do."""
 
-    def __init__(self, g: Any, call: Call) -> None:
+    def __init__(self, call: Call) -> None:
         self.call, self.graph = call, call.ends.towards(BY_DST)
-        degrees = g.in_degrees()
-        self.ids = None if bool((degrees > 0).all()) else degrees.nonzero().view(-1)
+        rowptr = self.graph.csr.rowptr
+
+        def make() -> Tensor:  # waits for a GPU, once for a graph
+            return rowptr.diff().nonzero().view(-1)
+
+        kept = derived(rowptr, "with edges", make)
+        ids = make() if kept is None else kept
+        self.ids = None if ids.numel() == self.graph.num_dst else ids
 
     def of_nodes(self, t: Tensor) -> OfNodes:
         """What rows of all destinations are to a function."""
@@ -40,7 +49,7 @@ class Mailbox:
 
     def feature(self, t: Any) -> OfNodes:
         """The same of features."""
-        if guards.operand("features", t) or t.device != self.graph.device or t.is_inference():
+        if guards.operand("features", t) or t.device != self.graph.device:
             raise Exists
         return self.of_nodes(t)
 
@@ -106,7 +115,7 @@ class _Unknown:
 
 def run(func: Callable[[Any], Any], g: Any, messages: Mapping[str, Tensor], call: Call) -> Any:
     """The frame of what a function makes of messages, as ``invoke_udf_reduce`` of ``dgl.core`` returns it. Raises Exists."""
-    mailbox, of_type = Mailbox(g, call), g.dsttypes[0]
+    mailbox, of_type = Mailbox(call), g.dsttypes[0]
     features = g._node_frames[g.get_ntype_id_from_dst(of_type)]
     named = _Named(features, mailbox.feature), _Named(messages, mailbox.messages)
     found = func(sys.modules["dgl.udf"].NodeBatch(g, _Unknown(), of_type, *named))
@@ -240,7 +249,7 @@ def _along(func: Any, first: Messages | None, args: Any, kwargs: Any) -> Any:
     named = dict(zip(("dim", "keepdim"), rest)) | kwargs
     name, keepdim = func.__name__, named.get("keepdim", False)
     softens = name == "softmax"
-    if named.get("dtype") is not None or "dim" not in named or (softens and "keepdim" in named and named["keepdim"] != 3):
+    if named.get("dtype") is not None or "dim" not in named or (softens and "keepdim" in named):
         raise Exists
     dim = _axis(named["dim"], _dims(t))
     if first is None:
@@ -329,12 +338,22 @@ def _expanded(func: Any, first: Messages | None, args: Any, kwargs: Any) -> Any:
     return first.mailbox.messages(first.mailbox.at_edges(t))
 
 
+def _dropped(func: Any, first: Messages | None, args: Any, kwargs: Any) -> Any:
+    """``dropout`` of each element, by another mask than where each degree draws its own."""
+    named = dict(zip(("input", "p", "training"), args)) | kwargs
+    t, p = named["input"], named.get("p", 0.5)
+    if not named.get("training", True) or not p:
+        return t
+    plain = t.as_subclass(Tensor) if first is None else existing(first.rows)
+    return _made(func(plain, p), first, plain.shape[0])
+
+
 def _of(owners: tuple[Any, ...], names: str) -> set[Any]:
     return {getattr(owner, name) for owner in owners for name in names.split() if hasattr(owner, name)}
 
 
 _EVERYWHERE = (torch, Tensor, functional)
-_ELEMENTS = "add sub mul div subtract multiply true_divide rsub neg abs exp log pow square sqrt rsqrt reciprocal clamp"
+_ELEMENTS = "add sub mul div subtract multiply true_divide rsub neg abs exp log pow square sqrt rsqrt reciprocal clamp clone"
 _ELEMENTS += " relu sigmoid tanh leaky_relu elu gelu celu selu silu softplus mish hardtanh logsigmoid relu6 softsign"
 _OPERATORS = "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __rdiv__ __neg__ __pow__ __abs__"
 _HANDLERS: dict[Any, Callable[..., Any]] = {}
@@ -347,6 +366,7 @@ for _functions, _handler in (
     (_of(_EVERYWHERE, "linear matmul mm") | {Tensor.__matmul__}, _multiplied),
     ({functional.layer_norm}, _normed),
     ({Tensor.expand_as}, _expanded),
+    ({functional.dropout}, _dropped),
 ):
     _HANDLERS.update(dict.fromkeys(_functions, _handler))
 _OF_ALL = {getattr(Tensor, name).__get__ for name in ("dtype", "device", "ndim", "is_cuda", "layout")}

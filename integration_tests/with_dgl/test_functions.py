@@ -80,7 +80,8 @@ def step(g, layer, passes, dtype=torch.float64):
         loss = out.pow(2).sum()
         if loss.requires_grad:
             loss.backward()
-        return [out.detach(), *(t.grad for t in leaves), *(p.grad for p in layer.parameters())]
+        buffers = [b for b in layer.buffers() if b.is_floating_point()]
+        return [out.detach(), *(t.grad for t in leaves), *(p.grad for p in layer.parameters()), *buffers]
 
     return run
 
@@ -133,7 +134,7 @@ class Reducers(tnn.Module):
     def __init__(self):
         super().__init__()
         self.lin, self.pair, self.att = tnn.Linear(F, F), tnn.Linear(2 * F, F), tnn.Linear(2 * F, 1)
-        self.norm, self.batch = tnn.LayerNorm(F), tnn.BatchNorm1d(F)
+        self.norm, self.batch, self.drop = tnn.LayerNorm(F), tnn.BatchNorm1d(F), tnn.Dropout(0.5)
         self.bias = tnn.Parameter(torch.linspace(-1, 1, F))
         self.heads = False
 
@@ -219,7 +220,11 @@ class Reducers(tnn.Module):
         return {"o": torch.max(nodes.mailbox["m"], dim=1).indices.double()}
 
     def dropped(self, nodes):
-        return {"o": functional.dropout(nodes.mailbox["m"].sum(1), 0.5)}
+        return {"o": functional.dropout(nodes.mailbox["m"].sum(1), 0.5, self.training)}
+
+    def dropped_shares(self, nodes):
+        alpha = self.drop(functional.softmax(nodes.mailbox["e"], dim=1))
+        return {"o": torch.sum(alpha * nodes.mailbox["m"], dim=1)}
 
     def new(self, nodes):
         return {"o": nodes.mailbox["m"].sum(1) + torch.ones(len(nodes), 1, dtype=torch.float64, device=nodes.data["x"].device)}
@@ -245,7 +250,7 @@ SERVED = {
     "rows": "copied",
     "joined": "copied",
 }
-LEFT = ["length", "of_batch", "over_nodes", "over_all", "normalised", "first", "sorted", "written", "indices", "dropped", "new"]
+LEFT = ["length", "of_batch", "over_nodes", "over_all", "normalised", "first", "sorted", "written", "indices", "new"]
 LEFT += ["crossed", "detached"]
 BUILT_IN = {"copied": fn.copy_u("x", "m"), "times": fn.u_mul_e("x", "w", "m"), "sums": fn.u_add_v("x", "x", "m")}
 
@@ -281,6 +286,25 @@ def test_float32(name, device):
         return g.dstdata["o"]
 
     compare("random", Reducers(), passes, device, torch.float32, 1e-5)
+
+
+@pytest.mark.parametrize("reducer", ["dropped", "dropped_shares"])
+def test_dropout(reducer, device):
+    def passes(g, layer):
+        g.update_all(layer.scored, getattr(layer, reducer))
+        return g.dstdata["o"]
+
+    compare("random", Reducers().eval(), passes, device)
+    layer, g = Reducers().to(device, torch.float64), make("random", device)
+    outs = [step(g, layer, passes)() for _ in range(2)]
+    assert all(torch.equal(a, b) for a, b in zip(*outs) if a is not None)  # by one seed
+    layer.eval()
+    whole = step(g, layer, passes)()[0]
+    if reducer == "dropped":
+        share = (outs[0][0] == 0).double().mean()
+        assert 0.3 < share < 0.7 and torch.allclose(outs[0][0][outs[0][0] != 0], 2 * whole[outs[0][0] != 0])
+    else:
+        assert not torch.allclose(outs[0][0], whole)
 
 
 def test_functions_that_stand_alone(device):
@@ -324,9 +348,11 @@ def test_what_leaves_traces_runs_once(device):
 
     def stores(g, layer):
         g.update_all(stored, fn.sum("m", "o"))
-        return torch.cat([g.ndata["o"], g.edata["e"]])
+        g.update_all(stored, lambda nodes: {"p": nodes.mailbox["m"].sigmoid().max(1)[0]})
+        return torch.cat([g.ndata["o"], g.ndata["p"], g.edata["e"]])
 
-    compare("random", tnn.Linear(1, 1), stores, device)
+    report = compare("random", tnn.Linear(1, 1), stores, device)
+    assert not any("degree by degree" in reason for _, reason in report.fallbacks)  # messages are made once, and reduced at once
 
 
 def test_features_written_into_afterwards(device):

@@ -71,7 +71,7 @@ def install(patches: Patches) -> None:
                 entry.active = True
 
     entry = calls.Entry(activate)
-    for holder, name, replacement in (*index.entries(activate), *entry.replacements(), *unavailable.entries()):
+    for holder, name, replacement in (*index.entries(activate), *entry.replacements(), *calls.filters(), *unavailable.entries()):
         patches.set_attribute(holder, name, replacement)
     if index.met:  # before gnnfast was switched off
         activate()

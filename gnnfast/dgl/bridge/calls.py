@@ -141,9 +141,11 @@ def install(patches: Patches) -> None:
         patches.set_attribute(holder, "zerocopy_from_dgl_ndarray", zerocopy_from_dgl_ndarray)
     # The class of all functions of the library, those of modules that are imported later too.
     patches.set_attribute(Function, "__call__", call)
-    for name, function in vars(_Filter).items():
-        if callable(function):
-            patches.set_attribute(Filter, name, function)
+
+
+def filters() -> list[tuple[type, str, Callable[..., Any]]]:
+    """What is replaced of ``Filter``, from the start: it may be the first of all on a GPU."""
+    return [(Filter, name, function) for name, function in vars(_Filter).items() if callable(function)]
 
 
 class _Filter:
