@@ -4,6 +4,7 @@ as they are on rows that do not exist (:mod:`gnnfast.lazy`), or on rows that gnn
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterator
 from types import FunctionType
@@ -24,6 +25,7 @@ from gnnfast.reporting import fell_back, ran
 from gnnfast.types import REDUCTIONS, REORDERED
 
 # What a function may have from around it, other than functions and modules, and change nobody knows what by.
+_ANY = Key(None)
 _INERT = (Tensor, str, int, float, bool, torch.dtype, torch.device, type(None))
 
 
@@ -209,17 +211,19 @@ def _column_at_ends() -> Any:
 
 def _batch(g: Any, functions: list[Any], by_degree: bool = False) -> _Batch | None:
     """The edges of a graph, if functions that run on them, or on messages ``by_degree``, may gain."""
-    gidx = g._graph
-    if torch.compiler.is_compiling() or guards.context() or not known(gidx).single(gidx):
+    gidx, of_edges = g._graph, g._edge_frames
+    num_edges, is_cuda = of_edges[0].num_rows, hasattr(type(gidx), "ends")
+    if len(of_edges) > 1 or not num_edges or are_few(num_edges, is_cuda):
         return None
-    of = sized(gidx)
-    is_cuda = of.device == "cuda"
-    if of.too_large or are_few(of.num_edges, is_cuda) or torch.is_autocast_enabled("cuda" if is_cuda else "cpu"):
+    row_bytes = 0 if by_degree else _widest_row(g)
+    if not (by_degree or is_cuda or pays(_ANY, num_edges, row_bytes, False)):
+        return None
+    if torch.compiler.is_compiling() or guards.context() or torch.is_autocast_enabled("cuda" if is_cuda else "cpu"):
         return None
     users = tuple(user for user in map(_user, functions) if user is not None)
-    if len(users) < len(functions) or not of.num_edges:
+    if len(users) < len(functions) or (is_cuda and not by_degree and not pays(users[0].key, num_edges, row_bytes, True)):
         return None
-    if not by_degree and not pays(users[0].key, of.num_edges, _widest_row(g), is_cuda):
+    if not known(gidx).single(gidx) or sized(gidx).too_large:
         return None
     graph = structure(gidx)
     return _Batch(g, users, place_of(functions[0]), graph) if graph.device.type in ("cpu", "cuda") else None
@@ -232,7 +236,7 @@ def _widest_row(g: Any) -> int:
         for column in frame._columns.values():
             scheme = getattr(column, "scheme", None)  # a feature that is loaded later has none
             if scheme is not None and scheme.dtype in REORDERED:
-                widest = max(widest, torch.Size(scheme.shape).numel() * scheme.dtype.itemsize)
+                widest = max(widest, math.prod(scheme.shape) * scheme.dtype.itemsize)
     return widest
 
 

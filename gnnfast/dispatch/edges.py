@@ -61,6 +61,7 @@ def _gathered(x: Tensor, ids: Tensor) -> Tensor:
             return x.index_select(0, ids)
         with below_autograd():
             return shaped(torch.ops.gnnfast.gather_ends.default(ids, _rows(x)[0]), x.shape[1:])
+    x = x.contiguous()  # rows that are one, as in the gradient of a sum, take torch several times as long
     if x.dim() != 2:
         return x.index_select(0, ids)
     with below_autograd():
