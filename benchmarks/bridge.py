@@ -19,7 +19,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 
-from . import graphs, tables, timing
+from . import graphs, peers, tables, timing
 
 WIDTH = 128
 TOLERANCE, UNTIL_SETTLED = 1e-4, 20
@@ -106,10 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--graphs", nargs="*", **tables.named((*graphs.OTHER_SIZES, *graphs.LOG_NORMAL), about))
     tables.add_output(parser)
     options = parser.parse_args(arguments)
-    try:
-        import dgl
-    except ImportError as error:
-        raise SystemExit(f"gnnfast bench bridge: it is about DGL, which cannot be imported here: {error}") from None
+    dgl = peers.import_dgl("bridge")
     device, rows = torch.device(options.device), []
     title = f"DGL with gnnfast beside PyG with gnnfast, on {options.device}"
     for name in options.graphs or (("arxiv-size", "reddit") if device.type == "cuda" else graphs.MADE[:1]):

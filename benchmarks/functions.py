@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import gnnfast
 
-from . import graphs, tables, timing
+from . import graphs, peers, tables, timing
 
 TOLERANCE = 2e-2  # in float32 an activation of what is nearly 0 may go either way
 UNTIL_SETTLED = 6
@@ -198,10 +198,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--width", type=int, help="features of a node; 128 on a GPU, 64 on a CPU if not given")
     tables.add_output(parser)
     options = parser.parse_args(arguments)
-    try:
-        import dgl
-    except ImportError as error:
-        raise SystemExit(f"gnnfast bench functions: it is about DGL, which cannot be imported here: {error}") from None
+    dgl = peers.import_dgl("functions")
     device, rows = torch.device(options.device), []
     cuda = device.type == "cuda"
     width = options.width or (128 if cuda else 64)

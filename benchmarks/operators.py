@@ -18,7 +18,7 @@ from torch import Tensor
 
 import gnnfast
 
-from . import graphs, tables, timing
+from . import graphs, peers, tables, timing
 
 GRAPHS = ("amazon-computers", "coauthor-physics", "tolokers")
 WIDTHS = (16, 64)
@@ -108,10 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, help="calls of each; as many as fill 60 ms if not given")
     tables.add_output(parser)
     options = parser.parse_args(arguments)
-    try:
-        import dgl
-    except ImportError as error:
-        raise SystemExit(f"gnnfast bench operators: it is about DGL, which cannot be imported here: {error}") from None
+    dgl = peers.import_dgl("operators")
     wanted = options.graphs or GRAPHS
     if not options.graphs and any(graphs.missing(name, "real") for name in wanted):
         wanted = graphs.MADE[:1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,15 @@ SCATTER = {"mean": "mean", "max": "amax", "min": "amin"}  # what scatter_reduce 
 
 class UnavailableError(Exception):
     """The peer cannot run here; the message says why."""
+
+
+def import_dgl(suite: str) -> Any:
+    """DGL, for a suite that is about it."""
+    try:
+        import dgl
+    except ImportError as error:
+        raise SystemExit(f"gnnfast bench {suite}: it is about DGL, which cannot be imported here: {error}") from None
+    return dgl
 
 
 @contextmanager

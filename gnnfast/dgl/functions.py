@@ -24,8 +24,8 @@ from gnnfast.lazy.rows import Call, Key, User, are_few, existing, operations, pa
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import REDUCTIONS, REORDERED
 
-# What a function may have from around it, other than functions and modules, and change nobody knows what by.
-_ANY = Key(None)
+_ANY = Key(None)  # on a CPU nothing that was found out about a function decides whether it pays
+# What a function may have from around it, other than functions and modules: what its second run finds as its first did.
 _INERT = (Tensor, str, int, float, bool, torch.dtype, torch.device, type(None))
 
 
