@@ -21,7 +21,7 @@ class Layer(MessagePassing):
         self.att = tnn.Parameter(torch.linspace(-1, 1, F).view(1, H, C))
         self.lin, self.pair, self.wide = tnn.Linear(F, F), tnn.Linear(2 * F + 1, F), tnn.Linear(1, F)
         self.drop = 0.5
-        self.kept = []
+        self.kept = None
 
     def forward(self, x, edge_index, attr):
         out = self.propagate(edge_index, x=x.view(-1, H, C) if self.heads else x, attr=attr)
@@ -181,8 +181,9 @@ def dropped(m, i, j, attr, at):
 
 
 def kept(m, i, j, attr, at):
-    m.kept[:] = [j, j.view(-1, H, C), j * attr]
-    return m.kept[2]
+    product = j * attr
+    m.kept = [j, j.view(-1, H, C), product]
+    return product
 
 
 def gated(m, i, j, attr):

@@ -5,19 +5,28 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import sys
 from collections.abc import Iterator
-from types import CodeType, FunctionType
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-LIBRARIES = ("torch.", "torch_geometric.", "dgl.")  # whose modules leave nothing behind, but for those that are known to
+# Whose functions and modules leave nothing behind, but for those that are known to.
+LIBRARIES = ("torch.", "torch_geometric.", "dgl.", "torch_scatter.", "torch_sparse.", "torch_cluster.", "einops.", "numpy.")
 _STORES = ("STORE_ATTR", "STORE_GLOBAL", "DELETE_ATTR", "DELETE_GLOBAL")
 # Beside what ends in "_": methods that change what they are called on, or what a backward pass will do.
 _METHODS = {"append", "extend", "insert", "pop", "popleft", "appendleft", "update", "setdefault", "register_hook", "retain_grad"}
 # By which numbers come from generators that are not torch's own, arguments are written into, or a library function runs the user's
 # again; iterators go on.
 _NAMES = {"random", "generator", "Generator", "default_rng", "next", "setattr", "out", "inplace", "checkpoint", "apply"}
+_NAMES |= {"print", "write"}  # which is seen
+# Types of which nothing that runs can be had, for speed; and what of an object's class does not run once it exists.
+_INERT = {type(None), int, float, str, bool, complex, bytes, tuple, list, dict, set, frozenset, Tensor, nn.Parameter}
+_INERT |= {torch.dtype, torch.device, torch.Size}
+_Cached = type(functools.cache(len))
+_CREATION = {"__init__", "__new__", "__module__", "__doc__", "__dict__", "__weakref__", "__init_subclass__", "__del__"}
 
 
 @functools.lru_cache(maxsize=1024)
@@ -62,14 +71,6 @@ def _inner(code: CodeType) -> Iterator[CodeType]:
     return (const for const in code.co_consts if isinstance(const, CodeType))
 
 
-def helpers(cls: type, code: CodeType) -> Iterator[CodeType]:
-    """The code of methods of a class that a function names."""
-    for name in code.co_names:
-        method = getattr(cls, name, None)
-        if isinstance(method, FunctionType):
-            yield method.__code__
-
-
 def _cells(function: FunctionType) -> Iterator[Any]:
     """What a function has from around it."""
     for cell in function.__closure__ or ():
@@ -78,8 +79,11 @@ def _cells(function: FunctionType) -> Iterator[Any]:
 
 
 def is_of_library(thing: Any) -> bool:
-    """Whether a class or function is torch's, PyG's or DGL's."""
-    return (thing.__module__ or "").startswith(LIBRARIES)
+    """Whether a class or function is torch's, PyG's or DGL's, or of another library that is known."""
+    module = (
+        thing.__globals__.get("__name__") if type(thing) is FunctionType else thing.__module__
+    )  # wraps() gives a function another
+    return f"{module}.".startswith(LIBRARIES)
 
 
 def modules_of(*modules: Any) -> list[Any]:
@@ -94,36 +98,114 @@ def modules_of(*modules: Any) -> list[Any]:
     return list(found.values())
 
 
-def _named(function: FunctionType, module: Any) -> Iterator[Any]:
-    """What a function, perhaps a method of a module, has names for."""
-    names, cls = function.__code__.co_names, type(module)
-    yield from (getattr(cls, name, None) for name in names)
-    yield from map(function.__globals__.get, names)
-    yield from _cells(function)
-
-
 def modules_run(function: Any, module: nn.Module | None) -> list[Any] | None:
     """The modules that a function may run, perhaps a method of one; ``None`` if something can be seen by which it, or what
     it calls, may make something else of the same arguments when it runs again. What torch, PyG and DGL have written may not."""
-    left, seen, named_modules = [function], set(), [module]
-    while left:
-        function = left.pop()
-        if not isinstance(function, FunctionType):
-            return None
-        if function in seen or is_of_library(function):
-            continue
-        seen.add(function)
-        if _goes_on(function.__code__):
-            return None
-        named = [*_named(function, module)]
-        left += [f for f in named if isinstance(f, FunctionType)]
-        named_modules += [m for m in named if isinstance(m, nn.Module)]
-    modules = modules_of(*named_modules)
-    return modules if all(_forward_may(m) for m in modules if m is not module) else None
+    reach = Reach(function, module)
+    if reach.unseen or any(map(_goes_on, (*reach.codes, *reach.forwards))):
+        return None
+    others = [m for m in reach.modules if m is not module]
+    return None if any(m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__ for m in others) else reach.modules
 
 
-def _forward_may(module: nn.Module) -> bool:
-    if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
-        return False
-    forward = getattr(type(module), "forward", None)
-    return is_of_library(type(module)) or (isinstance(forward, FunctionType) and not _goes_on(forward.__code__))
+class Reach:
+    """What a function, perhaps a method of an object, may run: the ``codes`` of whatever it has a name for, of whatever those have
+    names for, and so on; its ``modules``, and the ``forwards``, all code that these may run; ``unseen`` is something among it that
+    cannot be looked into."""
+
+    def __init__(self, function: Any, owner: Any) -> None:
+        self.codes: list[CodeType] = []
+        self.forwards: list[CodeType] = []
+        self.modules: list[Any] = []
+        self.unseen = ""
+        self._seen: dict[int, Any] = {}
+        self._names: set[str] = set()
+        self._left: list[tuple[Any, Any]] = []
+        self._follow(function, owner, self.codes)
+        self._follow_all(self.codes)
+        for m in modules_of(owner) if isinstance(owner, nn.Module) else ():
+            self._add_module(m)
+        for m in self.modules:  # others may be found
+            if m is not owner and not is_of_library(type(m)):
+                for name in ("forward", *self._names):
+                    self._add(getattr(type(m), name, None), m, ())
+                self._follow_all(self.forwards)
+
+    def _follow_all(self, codes: list[CodeType]) -> None:
+        while self._left and not self.unseen:
+            self._follow(*self._left.pop(), codes)
+
+    def _follow(self, function: Any, owner: Any, codes: list[CodeType]) -> None:
+        if type(function) is not FunctionType:
+            self.unseen = getattr(function, "__name__", type(function).__name__)
+        elif self._is_new(function) and not is_of_library(function):
+            code, own = function.__code__, getattr(owner, "__dict__", {})
+            codes.append(code)
+            self._names.update(code.co_names)
+            for name in code.co_names:
+                for thing in (getattr(type(owner), name, None), own.get(name), function.__globals__.get(name)):
+                    self._add(thing, owner, code.co_names)
+            for thing in _cells(function):
+                self._add(thing, owner, code.co_names)
+
+    def _add(self, thing: Any, owner: Any, names: tuple[str, ...]) -> None:
+        """Follows a thing that a function has a name for, as a method of ``owner`` if it is one; ``names`` are all it has."""
+        kind = type(thing)
+        if kind in _INERT or thing is owner:
+            return
+        if kind is FunctionType:
+            self._left.append((thing, owner))
+        elif isinstance(thing, nn.Module):
+            for m in modules_of(thing):
+                self._add_module(m)
+        elif kind is MethodType:
+            self._left.append((thing.__func__, thing.__self__))
+        elif kind is property:
+            self._left.append((thing.fget, owner))
+        elif kind in (staticmethod, classmethod):
+            self._add(thing.__func__, owner, names)
+        elif isinstance(thing, functools.partial):
+            for part in (thing.func, *thing.args, *thing.keywords.values()):
+                self._add(part, owner, names)
+        elif isinstance(thing, _Cached):
+            self._add(thing.__wrapped__, owner, names)
+        elif kind is BuiltinMethodType:
+            if not isinstance(thing.__self__, (type, ModuleType, type(None))):
+                self.unseen = thing.__name__
+        elif kind is ModuleType:
+            if not _is_known(thing.__name__) and self._is_new(thing):
+                self._add_named(vars(thing), names, None, names)
+        elif isinstance(thing, type):
+            if not _is_known(thing.__module__) and self._is_new(thing):
+                self._add_named(vars(thing), (*names, "__init__", "__new__"), thing, names)
+        elif hasattr(kind, "__next__"):
+            self.unseen = f"a {kind.__name__}"
+        elif not is_of_library(kind) and kind.__module__ != "builtins" and self._is_new(thing):
+            self._add_object(thing, names)
+
+    def _add_object(self, thing: Any, names: tuple[str, ...]) -> None:
+        for cls in type(thing).__mro__[:-1]:
+            if _is_known(cls.__module__):
+                if any(callable(vars(cls).get(name)) for name in names):
+                    self.unseen = f"a {cls.__name__}"
+            else:  # operators may run as well, as does a call
+                self._add_named(vars(cls), (*names, *(n for n in vars(cls) if n[:2] == "__" and n not in _CREATION)), thing, names)
+        self._add_named(getattr(thing, "__dict__", {}), names, thing, names)
+
+    def _add_named(self, values: Any, wanted: tuple[str, ...], owner: Any, names: tuple[str, ...]) -> None:
+        for name in wanted:
+            self._add(values.get(name), owner, names)
+
+    def _add_module(self, module: Any) -> None:
+        if self._is_new(module):
+            self.modules.append(module)
+
+    def _is_new(self, thing: Any) -> bool:
+        new = id(thing) not in self._seen
+        self._seen[id(thing)] = thing
+        return new
+
+
+def _is_known(module: str) -> bool:
+    """Whether a Python module, by its name, is of torch, PyG, DGL, another library that is known, or Python's own."""
+    return f"{module}.".startswith(LIBRARIES) or module.partition(".")[0] in sys.stdlib_module_names

@@ -7,11 +7,9 @@ others of its chunk, or leaves something behind, is none that may be computed in
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -112,10 +110,15 @@ def per_edge(names: tuple[str, ...], kwargs: dict[str, Any], graph: Graph) -> tu
 
 def why_not(module: Any, names: tuple[str, ...]) -> str:
     """Why messages cannot be computed in parts, if that can be seen from the module; else empty."""
-    code = type(module).message.__code__
-    if any(map(effects.leaves_something, (code, *effects.helpers(type(module), code)))):
+    message = type(module).message
+    reach = effects.Reach(message, module)
+    if reach.unseen:
+        return f"message() may call {reach.unseen}, which cannot be looked into"
+    if any(map(effects.leaves_something, reach.codes)):
         return "message() leaves something behind"
-    used = code.co_names
+    if any(map(effects.stores, reach.forwards)):
+        return "a module leaves something behind"
+    used = message.__code__.co_names
     if module.training and "training" in used and "dropout" not in used:
         return "message() asks whether it is trained"
     if not {"edge_index", "size", "adj_t", "ptr"}.isdisjoint(names):
@@ -123,13 +126,9 @@ def why_not(module: Any, names: tuple[str, ...]) -> str:
     for m in _aggregations(module.aggr_module):
         if type(m) not in _by_row():
             return f"{type(m).__name__} may look at all nodes"
-    for m in module.modules():
+    for m in reach.modules:
         if m is not module and (m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks):
             return f"hooks are registered on a {type(m).__name__}"
-        if m is not module and not effects.is_of_library(type(m)):
-            forward = inspect.getattr_static(type(m), "forward", None)
-            if isinstance(forward, FunctionType) and effects.stores(forward.__code__):
-                return f"{type(m).__name__} leaves something behind"
         if m.training and isinstance(m, torch.nn.utils.parametrize.ParametrizationList):
             return "a parametrisation may change with each use"
     return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import weakref
 
 import pytest
@@ -500,6 +501,28 @@ class _Counting(_Difference):
         return self.counter(x_j).cumsum(-1)
 
 
+class _Tally:
+    total = 0
+
+    def add(self, messages):
+        self.total += 1
+        return messages * self.total
+
+
+class _Holding(_Difference):
+    def __init__(self):
+        super().__init__()
+        self.tally, self.clock = _Tally(), itertools.count(1)
+
+    def message(self, x_j):
+        return self.tally.add(x_j).cumsum(-1)
+
+
+class _Iterating(_Holding):
+    def message(self, x_j):
+        return next(self.clock) * x_j.cumsum(-1)
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -507,11 +530,23 @@ class _Counting(_Difference):
         (_InTraining, "asks whether it is trained"),
         (_Writes, "leaves something behind"),
         (_Helped, "message() leaves something behind"),
-        (_Counting, "_Counter leaves something behind"),
+        (_Counting, "a module leaves something behind"),
+        (_Holding, "message() leaves something behind"),
+        (_Iterating, "message() may call a count, which cannot be looked into"),
         (lambda: _Spectral(False), "hooks"),
         (lambda: _Spectral(True), "parametrisation"),
     ],
-    ids=["cached", "in training", "writes", "helper", "counter", "spectral norm", "parametrised spectral norm"],
+    ids=[
+        "cached",
+        "in training",
+        "writes",
+        "helper",
+        "counter",
+        "holds",
+        "iterates",
+        "spectral norm",
+        "parametrised spectral norm",
+    ],
 )
 def test_what_only_all_edges_at_once_give(make, reason, device, in_chunks):
     report = compare(make().double(), *arguments("EdgeConv", "random", device), tolerance=1e-9)

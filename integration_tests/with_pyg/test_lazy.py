@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -290,6 +292,54 @@ def test_state_after_a_second_run(device):
     assert relative_error(found.norm.running_mean, expected.norm.running_mean) < 1e-12
 
 
+class _Tally:
+    """Not a module."""
+
+    def __init__(self):
+        self.total = 0
+
+    def __call__(self, x):
+        return self.add(x)
+
+    def add(self, x):
+        self.total += 1
+        return x * self.total
+
+
+def _added(tally, x):
+    return tally.add(x)
+
+
+@pytest.mark.parametrize(
+    "seen_by",
+    [
+        lambda tally: tally,
+        lambda tally: tally.add,
+        lambda tally: functools.partial(_added, tally),
+        lambda tally: functools.partial(_Tally.add, tally),
+        lambda tally: lambda x: tally.add(x),
+        lambda tally: functools.wraps(torch.sin)(lambda x: tally.add(x)),
+        lambda tally: SimpleNamespace(__call__=tally.add).__call__,
+    ],
+    ids=["object", "method", "partial", "partial of a method", "function", "decorated", "of another object"],
+)
+def test_what_a_layer_holds_runs_once(seen_by, device):
+    """Functions and objects that are neither methods of the layer nor modules are looked into as well."""
+
+    def layer(tally):
+        made = Layer(lambda m, i, j, attr, at: m.doubled(m.held(j))).to(device, torch.float64)  # which has no gradient of rows
+        made.held, made.doubled = seen_by(tally), Doubled.apply
+        return made
+
+    found, expected = _Tally(), _Tally()
+    args = arguments("random", device)
+    out = layer(found)(*args)
+    gnnfast.disable()
+    assert relative_error(out, layer(expected)(*args)) < 1e-12
+    gnnfast.enable()
+    assert found.total == expected.total == 1
+
+
 def test_layers_without_a_hash(device):
     class Equal(Layer):
         def __eq__(self, other):
@@ -428,8 +478,9 @@ def test_messages_that_are_summed_may_be_written_into(device):
     x, attr = torch.randn(30, F, dtype=torch.float64, device=device, requires_grad=True), torch.rand(200, 1, device=device)
 
     def kept_and_written(m, i, j, attr, at):
-        m.kept[:] = [(j - i) * 2]
-        return m.kept[0]
+        messages = (j - i) * 2
+        m.kept = [messages]
+        return messages
 
     layer, results = Layer(kept_and_written, ["sum", "mean"]), []
     for on in (True, False):
