@@ -2,13 +2,15 @@
 ``D`` in-edges. Here they run once, on messages of all nodes that have any, which are rows of edges (and may not exist, see
 :mod:`gnnfast.lazy`): what is done to each element or row is done to these, and a reduction along dimension 1 is one of a kernel.
 
-That is right only for what looks at each node by itself, and not at ``D``. So messages and features of nodes are tensors that know
-which operations do; anything else, a question about sizes too, ends the attempt (``Exists``), and DGL runs the function as ever."""
+That is right only for what looks at each node by itself. So messages and features of nodes are tensors that know which operations
+do, and ``D`` is a number for each node; anything else, a question how many nodes there are too, ends the attempt (``Exists``), and
+DGL runs the function as ever."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -71,6 +73,20 @@ class Mailbox:
             rows = rows.new_zeros(self.graph.num_dst, *rows.shape[1:]).index_copy(0, self.ids, rows)
         return self.call.rows(rows, BY_DST) if rows.dim() > 1 else self.call.gather(rows, BY_DST)
 
+    def degrees(self) -> Degrees:
+        return Degrees(self.graph.csr.rowptr.diff().double(), self, is_size=True)
+
+    def beside(self, number: Degrees, dtype: torch.dtype, dims: int, at_edges: bool) -> Tensor:
+        """A number of each node beside rows of so many dimensions, of their dtype, as a number of Python's is."""
+        if not dtype.is_floating_point:
+            raise Exists
+        values = number.values.to(dtype)
+        if at_edges:
+            values = self.call.gather(values, BY_DST)
+        elif self.ids is not None:
+            values = values.index_select(0, self.ids)
+        return values.view(-1, *(1,) * (dims - 1))
+
     def reduced(self, rows: Tensor, how: str) -> OfNodes:
         out = self.call.aggregate(rows, 0, how)
         if out is None:
@@ -103,14 +119,62 @@ class _Named(Mapping[str, Any]):
         return len(self._given)
 
 
+def _raise(self: Any, *args: Any) -> Any:
+    raise Exists
+
+
 class _Unknown:
-    """The ids of the nodes of a batch, which are those of one degree where DGL runs a function."""
+    """A size or ids of which a function may hold some, but not know any: those of a degree where DGL runs it."""
 
-    def __getattribute__(self, name: str) -> Any:
-        raise Exists
+    __class__ = property(lambda self: int)  # type: ignore[assignment]  # to isinstance()
+    __eq__ = __ne__ = __bool__ = __int__ = __index__ = __float__ = __len__ = __repr__ = __str__ = __format__ = _raise
+    __hash__ = __iter__ = __getitem__ = __contains__ = _raise
 
-    def __len__(self) -> int:
-        raise Exists
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _done(func, args, kwargs or {})
+
+
+class Degrees(_Unknown):
+    """How many messages a node has, or a number made of that: ``values [num_dst]`` in float64. ``is_size``: the former."""
+
+    def __init__(self, values: Tensor, mailbox: Mailbox, is_size: bool = False) -> None:
+        self.values, self.mailbox, self.is_size = values, mailbox, is_size
+
+    __class__ = property(lambda self: int if self.is_size else float)  # type: ignore[assignment]
+
+    def __neg__(self) -> Any:
+        return self._by_number(torch.negative, self)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if method != "__call__" or kwargs or ufunc.__name__ not in _OF_NUMBERS:
+            raise Exists
+        return self._by_number(_OF_NUMBERS[ufunc.__name__], *inputs)
+
+    @staticmethod
+    def _by_number(func: Callable[..., Tensor], *args: Any) -> Any:
+        own = next(a for a in args if type(a) is Degrees)
+        if any(type(a) is not Degrees and not isinstance(a, Real) for a in args):
+            return NotImplemented  # a tensor knows what to do, if anybody
+        values = [a.values if type(a) is Degrees else own.values.new_full((), float(a)) for a in args]
+        return Degrees(func(*values), own.mailbox)
+
+
+def _operator(name: str, swapped: bool) -> Callable[..., Any]:
+    func = getattr(torch, name)
+    if swapped:
+        return lambda self, other: self._by_number(func, other, self)
+    return lambda self, *other: self._by_number(func, self, *other)
+
+
+for _name, _func in (("add", "add"), ("sub", "subtract"), ("mul", "multiply"), ("truediv", "divide"), ("pow", "pow")):
+    setattr(Degrees, f"__{_name}__", _operator(_func, False))
+    setattr(Degrees, f"__r{_name}__", _operator(_func, True))
+# By numpy's names.
+_OF_NUMBERS = {
+    name: getattr(torch, name) for name in ("log", "log1p", "log2", "log10", "sqrt", "exp", "square", "reciprocal", "negative")
+}
+_OF_NUMBERS |= {"add": torch.add, "subtract": torch.sub, "multiply": torch.mul, "divide": torch.div, "power": torch.pow}
 
 
 def run(func: Callable[[Any], Any], g: Any, messages: Mapping[str, Tensor], call: Call) -> Any:
@@ -173,7 +237,7 @@ def _done(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _tensors(args: Any, kwargs: Any) -> Iterator[Any]:
     for value in (*args, *kwargs.values()):
-        yield from value if isinstance(value, (tuple, list)) else (value,)
+        yield from value if type(value) in (tuple, list) else (value,)
 
 
 def _dims(t: Any) -> int:
@@ -186,9 +250,12 @@ def _shape(t: Any) -> Any:
         return t.shape
 
 
-def _plain(value: Any, first: Messages | None, dims: int) -> Any:
-    """An operand as the operation on rows takes it: rows of edges if there are messages, else of nodes. ``dims`` are those of the
-    operands that have a row for each node; nobody else's first dimension may meet that of nodes, or of messages."""
+def _plain(value: Any, first: Messages | None, dims: int, dtype: torch.dtype) -> Any:
+    """An operand as the operation on rows takes it: rows of edges if there are messages, else of nodes. ``dims`` and ``dtype`` are
+    those of the operands that have a row for each node; nobody else's first dimension may meet that of nodes, or of messages."""
+    if type(value) is Degrees:
+        at_edges = first is not None
+        return value.mailbox.beside(value, dtype, dims - at_edges, at_edges)
     if not isinstance(value, Tensor):
         if isinstance(value, (tuple, list)):
             raise Exists
@@ -219,17 +286,17 @@ def _made(out: Any, first: Messages | None, rows: int) -> Any:
     return out.as_subclass(OfNodes) if first is None else first.mailbox.messages(out)
 
 
-def _rows_of(args: Any, kwargs: Any, first: Messages | None) -> tuple[int, int]:
-    """How many rows a result must have, and the dimensions of operands that have them."""
-    own = [t for t in _tensors(args, kwargs) if isinstance(t, OfNodes)]
-    most = max(map(_dims, own))
-    return (first.mailbox.call.edges if first is not None else _shape(own[0])[0]), most
+def _rows_of(args: Any, kwargs: Any, first: Messages | None) -> tuple[int, int, torch.dtype]:
+    """How many rows a result must have, and the dimensions and the dtype of operands that have them."""
+    own = [t for t in _tensors(args, kwargs) if type(t) is not Degrees and isinstance(t, OfNodes)]
+    dims, dtypes = max(map(_dims, own)), {t.dtype for t in own}
+    return (first.mailbox.call.edges if first is not None else _shape(own[0])[0]), dims, max(dtypes, key=lambda d: d.itemsize)
 
 
 def _by_element(func: Any, first: Messages | None, args: Any, kwargs: Any) -> Any:
-    rows, dims = _rows_of(args, kwargs, first)
-    plain = [_plain(a, first, dims) for a in args]
-    return _made(func(*plain, **{k: _plain(v, first, dims) for k, v in kwargs.items()}), first, rows)
+    rows, dims, dtype = _rows_of(args, kwargs, first)
+    plain = [_plain(a, first, dims, dtype) for a in args]
+    return _made(func(*plain, **{k: _plain(v, first, dims, dtype) for k, v in kwargs.items()}), first, rows)
 
 
 def _axis(dim: Any, dims: int) -> int:
@@ -281,13 +348,45 @@ def _seen(func: Any, first: Messages | None, args: Any, kwargs: Any) -> Any:
     return first.mailbox.messages(func(first.rows, axis - 1))
 
 
+def _sized(func: Any, first: Messages | None, args: Any, kwargs: Any) -> Any:
+    """``size()`` and ``shape``: of dimensions that are known, and ``D``, which may be counted with."""
+    t, *dim = args
+    sizes = (_Unknown(), *_shape(t)[1:]) if first is None else (_Unknown(), first.mailbox.degrees(), *_shape(t)[2:])
+    return sizes[(dim[0] if dim else kwargs["dim"])] if dim or kwargs else sizes
+
+
 def _viewed(func: Any, first: Messages | None, args: Any, kwargs: Any) -> Any:
-    """``view(-1, ...)`` of rows of nodes."""
+    """``view(-1, ...)`` of rows of nodes, or with sizes as they were given."""
     t, *shape = args
-    shape = [*shape[0]] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-    if first is not None or kwargs or not shape or shape[0] != -1 or any(type(n) is not int or n < 0 for n in shape[1:]):
+    shape = [*shape[0]] if len(shape) == 1 and type(shape[0]) in (tuple, list, torch.Size) else shape
+    sizes, rest = (shape[:1], shape[1:]) if first is None else (shape[:2], shape[2:])
+    if kwargs or not sizes or any(type(n) is not int for n in rest):
         raise Exists
-    return _made(t.as_subclass(Tensor).reshape(shape), None, _shape(t)[0])
+    if type(sizes[0]) is not _Unknown and (type(sizes[0]) is not int or sizes[0] != -1 or -1 in rest):
+        raise Exists
+    if first is None:
+        return _made(t.as_subclass(Tensor).reshape(_shape(t)[0], *rest), None, _shape(t)[0])
+    if len(sizes) < 2 or type(sizes[1]) is not Degrees or not sizes[1].is_size:
+        raise Exists
+    return _made(first.rows.reshape(first.mailbox.call.edges, *rest), first, first.mailbox.call.edges)
+
+
+def _indexed(func: Any, first: Messages | None, args: Any, kwargs: Any) -> Any:
+    """Parts of each row."""
+    t, index = args
+    index, whole = index if type(index) is tuple else (index,), slice(None)
+    known = all(type(i) in (int, slice, type(None), type(...)) for i in index)
+    if kwargs or type(t) not in (OfNodes, Messages) or not known or sum(i is ... for i in index) > 1:
+        raise Exists
+    if ... in index:
+        at = index.index(...)
+        index = (*index[:at], *(whole,) * (_dims(t) - sum(i is not None for i in index) + 1), *index[at + 1 :])
+    of_nodes = 1 if first is None else 2
+    if any(type(i) is not slice or i != whole for i in index[:of_nodes]):
+        raise Exists
+    plain = t.as_subclass(Tensor) if first is None else first.rows
+    index = (whole, *index[of_nodes:])
+    return _made(plain[index], first, plain.shape[0])
 
 
 def _joined(func: Any, first: Messages | None, args: Any, kwargs: Any) -> Any:
@@ -296,8 +395,8 @@ def _joined(func: Any, first: Messages | None, args: Any, kwargs: Any) -> Any:
         raise Exists
     dims = _dims(args[0][0])
     axis = _axis(args[1] if len(args) > 1 else kwargs.get("dim", 0), dims + (func.__name__ == "stack"))
-    rows, _ = _rows_of(args, kwargs, first)
-    parts = [_plain(t, first, dims) for t in args[0]]
+    rows, _, dtype = _rows_of(args, kwargs, first)
+    parts = [_plain(t, first, dims, dtype) for t in args[0]]
     if first is None:
         return _made(func(parts, axis), None, rows)
     if axis == 1:
@@ -353,7 +452,8 @@ def _of(owners: tuple[Any, ...], names: str) -> set[Any]:
 
 
 _EVERYWHERE = (torch, Tensor, functional)
-_ELEMENTS = "add sub mul div subtract multiply true_divide rsub neg abs exp log pow square sqrt rsqrt reciprocal clamp clone"
+_ELEMENTS = "add sub mul div subtract multiply true_divide rsub neg abs exp log pow square sqrt rsqrt reciprocal clamp clone sign"
+_ELEMENTS += " sin cos log1p expm1 maximum minimum"
 _ELEMENTS += " relu sigmoid tanh leaky_relu elu gelu celu selu silu softplus mish hardtanh logsigmoid relu6 softsign"
 _OPERATORS = "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __rdiv__ __neg__ __pow__ __abs__"
 _HANDLERS: dict[Any, Callable[..., Any]] = {}
@@ -361,7 +461,9 @@ for _functions, _handler in (
     (_of(_EVERYWHERE, _ELEMENTS) | _of((Tensor,), _OPERATORS), _by_element),
     (_of((torch, Tensor), "sum mean max min") | _of(_EVERYWHERE, "softmax"), _along),
     (_of((torch, Tensor), "unsqueeze squeeze"), _seen),
+    ({Tensor.size, vars(torch._C.TensorBase)["shape"].__get__}, _sized),
     (_of((Tensor,), "view reshape"), _viewed),
+    ({Tensor.__getitem__}, _indexed),
     (_of((torch,), "cat concat stack"), _joined),
     (_of(_EVERYWHERE, "linear matmul mm") | {Tensor.__matmul__}, _multiplied),
     ({functional.layer_norm}, _normed),

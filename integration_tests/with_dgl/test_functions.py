@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 
+import numpy as np
 import pytest
 import torch
 from comparison import close, without
@@ -190,6 +192,72 @@ class Reducers(tnn.Module):
     def length(self, nodes):
         return {"o": nodes.mailbox["m"].sum(1) / nodes.mailbox["m"].shape[1]}
 
+    def scalers(self, nodes):
+        """As in PNAConv."""
+        mail = nodes.mailbox["m"]
+        n = mail.size(1)
+        scaled = [
+            mail.mean(1),
+            mail.max(1)[0] * (np.log(n + 1) / 2.5),
+            mail.sum(1) * (2.5 / np.log(n + 1)),
+            n**0.5 * mail.min(1)[0],
+        ]
+        return {"o": sum(scaled) + (2 - n) / (n + 1.0) - mail.sum(1) / np.float64(2) ** -n, "other": (mail / n).sum((1,))[:, 0]}
+
+    def sizes(self, nodes):
+        mail = nodes.mailbox["m"]
+        n, d, f = mail.shape
+        heads = mail.view(n, d, H, f // H)[..., :1].sum(1)
+        return {"o": (self.lin.weight.sum() * mail).sum(1).view(n, H, -1).sum(-1) * d + heads.view(n, -1) - heads.reshape(-1, H)}
+
+    def parts(self, nodes):
+        """As in DGNConv."""
+        mail = nodes.mailbox["m"]
+        share = mail[:, :, 1].abs() / (torch.sum(mail[:, :, 1].abs(), keepdim=True, dim=1) + 1e-30)
+        out = torch.sum(torch.mul(mail, share.unsqueeze(-1)), dim=1)
+        return {"o": torch.abs(out - torch.sum(share.unsqueeze(-1), dim=1) * nodes.data["x"])[:, ::2]}
+
+    def moments(self, nodes):
+        mail = nodes.mailbox["m"]
+        third = torch.pow(mail - mail.mean(1, keepdim=True), 3).mean(1)
+        return {"o": torch.sign(third) * (third.abs() + 1e-3) ** (1 / 3) + torch.maximum(mail.sin().mean(1), nodes.data["x"])}
+
+    def branches(self, nodes):
+        mail = nodes.mailbox["m"]
+        return {"o": mail.sum(1) * 2 if mail.shape[1] > 2 else mail.mean(1)}
+
+    def equals(self, nodes):
+        mail = nodes.mailbox["m"]
+        return {"o": mail.sum(1) * 2 if mail.shape[1] == 2 else mail.mean(1)}
+
+    def is_number(self, nodes):
+        mail = nodes.mailbox["m"]
+        return {"o": mail.sum(1) if isinstance(mail.shape[1], int) else mail.mean(1)}
+
+    def math_log(self, nodes):
+        return {"o": nodes.mailbox["m"].sum(1) * math.log(nodes.mailbox["m"].size(1))}
+
+    def of_a_tensor(self, nodes):
+        return {"o": nodes.mailbox["m"].sum(1) * self.bias.new_tensor(float(nodes.mailbox["m"].size(1)))}
+
+    def in_a_loop(self, nodes):
+        mail = nodes.mailbox["m"]
+        return {"o": sum(mail[:, k] * (k + 1) for k in range(mail.shape[1]))}
+
+    def flattened(self, nodes):
+        mail = nodes.mailbox["m"]
+        return {"o": mail.view(-1, F).sum(0, keepdim=True).expand(mail.shape[0], F)}
+
+    def number_of_nodes(self, nodes):
+        return {"o": nodes.mailbox["m"].sum(1) * nodes.mailbox["m"].shape[0]}
+
+    def last(self, nodes):
+        return {"o": nodes.mailbox["m"][:, -1] + nodes.mailbox["m"][:, :2].sum(1)}
+
+    def some_nodes(self, nodes):
+        out = nodes.mailbox["m"].sum(1)
+        return {"o": out - out[:1]}
+
     def of_batch(self, nodes):
         return {"o": nodes.mailbox["m"].sum(1) / nodes.batch_size()}
 
@@ -249,8 +317,25 @@ SERVED = {
     "sage": "copied",
     "rows": "copied",
     "joined": "copied",
+    "length": "copied",
+    "scalers": "copied",
+    "sizes": "copied",
+    "parts": "copied",
+    "moments": "copied",
+    "is_number": "copied",
 }
-LEFT = ["length", "of_batch", "over_nodes", "over_all", "normalised", "first", "sorted", "written", "indices", "new"]
+LEFT = [
+    "branches",
+    "equals",
+    "math_log",
+    "of_a_tensor",
+    "in_a_loop",
+    "flattened",
+    "number_of_nodes",
+    "last",
+    "some_nodes",
+]
+LEFT += ["of_batch", "over_nodes", "over_all", "normalised", "first", "sorted", "written", "indices", "new"]
 LEFT += ["crossed", "detached"]
 BUILT_IN = {"copied": fn.copy_u("x", "m"), "times": fn.u_mul_e("x", "w", "m"), "sums": fn.u_add_v("x", "x", "m")}
 
@@ -260,7 +345,7 @@ BUILT_IN = {"copied": fn.copy_u("x", "m"), "times": fn.u_mul_e("x", "w", "m"), "
 def test_reducers(name, graph, device):
     def passes(g, layer):
         g.update_all(getattr(layer, SERVED.get(name, "copied")), getattr(layer, name))
-        return torch.cat([g.dstdata["o"].flatten(1), *([g.dstdata["other"].view(-1, 1)] if name == "joined" else [])], 1)
+        return torch.cat([g.dstdata["o"].flatten(1), *([g.dstdata["other"].view(-1, 1)] if "other" in g.dstdata else [])], 1)
 
     report = compare(graph, Reducers(), passes, device)
     by_degree = [reason for _, reason in report.fallbacks if "degree by degree" in reason]
