@@ -14,8 +14,8 @@
   :mod:`gnnfast.pyg.loops`): by each ``edge_index`` as it was, and the number of nodes or what ids are moved by. Users get copies.
   Which edges are no self loops: likewise; nobody else sees it.
 - The graph that carries edge features to where edges end (:data:`cache`, :mod:`gnnfast.pyg.adjacency`): as a graph, with it.
-- The graphs of edges with types (:data:`cache`, :mod:`gnnfast.pyg.relations`, :mod:`gnnfast.pyg.relational_attention`): by
-  ``edge_index``, the types and, if nodes are given by numbers, these, as they were, and all sizes. Nobody else sees them.
+- The graphs of edges with types (:data:`cache`, :mod:`gnnfast.dispatch.relations`): by ``edge_index``, or the key of DGL's index,
+  the types and, if nodes are given by numbers, these, as they were, and all sizes. Nobody else sees them.
 - The graph of edges with a loop at each node (:data:`cache`, :mod:`gnnfast.pyg.loops`): by the ``edge_index`` as it was, and
   the numbers of nodes. Nobody else sees it.
 - Weights in slot order (``graph.edge_values``): by graph and constant weights as they were. Let go with the weights; the last 4.

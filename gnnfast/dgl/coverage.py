@@ -19,7 +19,10 @@ _FUSED = {"copy_u": "copy_lhs", "u_mul_e": "mul", "u_div_e": "div", "u_add_e": "
 _ENDS = {f"{a}_{op}_{b}" for a, b in (("u", "v"), ("v", "u")) for op in ("add", "sub", "mul", "div")}
 _ATTENTION = ("GATConv", "GATv2Conv", "DotGatConv", "AGNNConv")
 _OPTIONAL = ("EdgeWeightNorm",)  # which layers call where edges are given weights
-_BY_DEGREE = ("PNAConv", "DGNConv")  # whose functions ask how many messages there are
+_TYPED = {
+    "RelGraphConv": "one aggregation over the edges of all types, and the matrix of each",
+    "HGTConv": "attention over a row for each source and type of edges",
+}
 _BY_FEATURE = ("CFConv", "GatedGCNConv", "NNConv")  # whose edges have a weight for each feature, or a matrix
 _SERVED = {*OPS, "div"}  # the last as a product
 _OPERATORS = ("copy_lhs", "mul", "div", "add", "sub", "copy_rhs")
@@ -63,14 +66,14 @@ def _row(cls: Any) -> Row:
     layer = next((layer for layer in LAYERS if layer.name == cls.__name__), None)
     if layer is not None and layer.make is not make_checked:
         what = "attention" if cls.__name__ in _ATTENTION else "linear parts, aggregation and bias"
-        return Row(cls.__name__, "as a whole", what)
+        return Row(cls.__name__, "as a whole", _TYPED.get(cls.__name__, what))
     uses = _uses(cls)
     ours = [f"SpMM of {name}" for name in sorted(uses.messages) if _FUSED.get(name) in _SERVED]
     ours += [f"both ends of edges ({name})" for name in sorted(uses.messages & _ENDS)]
     ours += ["dot products of edges"] * ("u_dot_v" in uses.messages) + ["edge softmax"] * uses.softmax
     theirs = sorted(name for name in uses.messages if _FUSED.get(name) not in _SERVED and name not in {"u_dot_v", *_ENDS})
     ours += ["functions of its own as they run"] * bool(uses.own)
-    theirs += ["reductions by degree"] * (cls.__name__ in _BY_DEGREE) + ["typed products"] * uses.products
+    theirs += ["typed products"] * uses.products
     checked = ", in-degrees checked once a graph" if layer is not None else ""
     if not ours and not theirs:
         return Row(cls.__name__, "DGL's own", "there is no message passing of its own")

@@ -19,6 +19,7 @@ from gnnfast.dgl.backend import make_edge_softmax, make_gsddmm, make_gspmm, make
 from gnnfast.dgl.functions import make_invoke_edge_udf, make_invoke_udf_reduce, make_message_passing
 from gnnfast.dgl.hetero import make_edge_softmax_hetero, make_gsddmm_hetero, make_gspmm_hetero
 from gnnfast.dgl.layers import make_agnn, make_checked, make_dot_gat, make_gat, make_gatv2, make_gin, make_graph_conv, make_sage
+from gnnfast.dgl.relational import make_hgt, make_rel_graph_conv
 from gnnfast.dgl.structure import make_get_relation_graph, make_reverse, starves
 from gnnfast.dgl.update import make_update_all
 from gnnfast.patching import Patches, Unknown, fingerprint
@@ -71,15 +72,21 @@ MODULES = ("dgl",)
 
 class Layer(NamedTuple):
     """A layer of ``dgl.nn.pytorch.conv``: its module, class, the fingerprints of its ``forward`` in DGL 1.1 to 2.1, what makes the
-    dispatcher, and the name of its graph where it asks in every call whether a node has no in-edges."""
+    dispatcher, the name of its graph where it asks in every call whether a node has no in-edges, and other methods of which the
+    dispatcher knows what they do, by fingerprint."""
 
     module: str
     name: str
     known: tuple[str, ...]
     make: Callable[[FunctionType], Callable[..., Any]]
     asks: str = "graph"
+    methods: tuple[tuple[str, str, str], ...] = ()
 
 
+_TYPED = (
+    ("dgl.nn.pytorch.linear", "TypedLinear.forward", "90afb102123a"),
+    ("dgl.nn.pytorch.linear", "TypedLinear.get_weight", "963a192c85df"),
+)
 LAYERS = (
     Layer("gatconv", "GATConv", ("df88e2edce68",), make_gat),
     Layer("gatv2conv", "GATv2Conv", ("2f8ee97570b8",), make_gatv2),
@@ -88,6 +95,22 @@ LAYERS = (
     Layer("graphconv", "GraphConv", ("030572a867eb",), make_graph_conv),
     Layer("sageconv", "SAGEConv", ("a36f3835923f",), make_sage, asks=""),
     Layer("ginconv", "GINConv", ("a0f7f93eb211",), make_gin, asks=""),
+    Layer(
+        "relgraphconv",
+        "RelGraphConv",
+        ("79d7db357713",),
+        make_rel_graph_conv,
+        "",
+        (("dgl.nn.pytorch.conv.relgraphconv", "RelGraphConv.message", "15911f50f863"), *_TYPED),
+    ),
+    Layer(
+        "hgtconv",
+        "HGTConv",
+        ("85c648a6f7e7",),
+        make_hgt,
+        "",
+        (("dgl.nn.pytorch.conv.hgtconv", "HGTConv.message", "0cc8c5229ba7"), *_TYPED),
+    ),
     Layer("edgeconv", "EdgeConv", ("352564e1a239",), make_checked, asks="g"),
     Layer("edgegatconv", "EdgeGATConv", ("a41610c8f5a9",), make_checked),
     Layer("egatconv", "EGATConv", ("9ee6e8828bcb",), make_checked),
@@ -159,6 +182,10 @@ def _install_layer(module: ModuleType, layer: Layer, patches: Patches) -> None:
     found = fingerprint(source, name)
     if found not in layer.known:
         raise Unknown(f"its source has fingerprint {found}, which is not a known one")
+    for where, method, expected in layer.methods:
+        found = fingerprint(Path(inspect.getfile(sys.modules[where])).read_text(), method)
+        if found != expected:
+            raise Unknown(f"the source of {method} has fingerprint {found}, which is not a known one")
     asked = (f"({layer.asks}.in_degrees() == 0).any()", layer.asks, starves) if layer.asks else None
     patches.add_dispatch(function, source, layer.make(patches.original(function)), replace=asked)
 

@@ -1,5 +1,6 @@
 """Layers of ``dgl.nn.pytorch`` as a whole: GATConv, GATv2Conv, DotGatConv and AGNNConv by fused attention, GraphConv and SAGEConv
 by mean as one node of autograd, with their normalisation as weights of edges that are kept with the graph, and GINConv by sum.
+Layers with types of edges are in :mod:`gnnfast.dgl.relational`.
 
 A layer's own parts (dropouts, linear layers, activations) are called as DGL calls them. What lies between them takes a graph's
 index and tensors: neither frames nor edge data are made. That pays on a graph that is met first, too, however small: on a CPU, of
@@ -50,7 +51,7 @@ def _defined(name: str, where: str) -> Any:
 
 
 # ---- what every layer asks -----------------------------------------------------------------------------------------------------
-def _make(forward: Callable[..., Any]) -> Callable[[FunctionType], Callable[..., Any]]:
+def dispatcher(forward: Callable[..., Any]) -> Callable[[FunctionType], Callable[..., Any]]:
     """What makes a dispatcher of ``forward``, which raises Unsupported before it runs a part of the layer."""
 
     def make(original: FunctionType) -> Callable[..., Any]:
@@ -92,7 +93,7 @@ def _check_frames(graph: Any, feat: Any) -> None:
         raise Unsupported("a pair of features for nodes of one type")
 
 
-def _check(module: Any, graph: Any, pair: tuple[Any, Any], starving: bool = False) -> Any:
+def check_graph(module: Any, graph: Any, pair: tuple[Any, Any], starving: bool = False) -> Any:
     """The index of a graph that layers are served on. ``starving``: nodes without in-edges are no error."""
     gidx = graph._graph
     reason = unsupported_operands(gidx, ("features", pair[0], "num_src"), ("features", pair[1], "num_dst"))
@@ -107,7 +108,7 @@ def _check(module: Any, graph: Any, pair: tuple[Any, Any], starving: bool = Fals
     return gidx
 
 
-def _is_plain(part: Any, cls: type) -> bool:
+def is_plain(part: Any, cls: type) -> bool:
     """Whether a part of a layer is what torch wrote, and nobody watches it."""
     own = part.__dict__ if type(part) is cls else {"forward": None}
     return "forward" not in own and not any(own[name] for name in _HOOKS) and not any(_GLOBAL_HOOKS)
@@ -146,7 +147,7 @@ def _gat(module: Any, graph: Any, place: str, feat: Any, edge_weight: Any, get_a
     pair, single = _pair(graph, feat), not isinstance(feat, tuple)
     if edge_weight is not None:
         raise Unsupported("edges have weights")
-    gidx = _check(module, graph, pair)
+    gidx = check_graph(module, graph, pair)
     _check_attention(module)
     heads, width = module._num_heads, module._out_feats
     num_src, num_dst = pair[0].shape[0], pair[1].shape[0]
@@ -198,7 +199,7 @@ def _gatv2(module: Any, graph: Any, place: str, feat: Any, get_attention: Any) -
     pair, single = _pair(graph, feat), not isinstance(feat, tuple)
     if get_attention:
         raise Unsupported("coefficients are asked for")
-    gidx = _check(module, graph, pair)
+    gidx = check_graph(module, graph, pair)
     _check_attention(module)
     heads, width = module._num_heads, module._out_feats
     num_src, num_dst = pair[0].shape[0], pair[1].shape[0]
@@ -232,14 +233,14 @@ def _gatv2(module: Any, graph: Any, place: str, feat: Any, get_attention: Any) -
 
 
 def _check_attention(module: Any) -> None:
-    if not _is_plain(module.leaky_relu, nn.LeakyReLU) or not _is_plain(module.attn_drop, nn.Dropout) or module.attn_drop.inplace:
+    if not is_plain(module.leaky_relu, nn.LeakyReLU) or not is_plain(module.attn_drop, nn.Dropout) or module.attn_drop.inplace:
         raise Unsupported("the leaky ReLU or the dropout of coefficients is another than the layer's")
 
 
 def _dot_gat(module: Any, graph: Any, place: str, feat: Any, get_attention: Any) -> Any:
     pair = _pair(graph, feat)
     _check_frames(graph, feat)
-    gidx = _check(module, graph, pair)
+    gidx = check_graph(module, graph, pair)
     heads, width, num_dst = module._num_heads, module._out_feats, pair[1].shape[0]
     if isinstance(feat, tuple):
         src, dst = module.fc_src(pair[0]), module.fc_dst(pair[1])
@@ -265,7 +266,7 @@ def _dot_gat(module: Any, graph: Any, place: str, feat: Any, get_attention: Any)
 def _agnn(module: Any, graph: Any, place: str, feat: Any) -> Any:
     pair = _pair(graph, feat)
     _check_frames(graph, feat)
-    gidx = _check(module, graph, pair)
+    gidx = check_graph(module, graph, pair)
     if pair[0].shape[1] != pair[1].shape[1] or not _fits(module.beta.detach(), (1,), pair[0]):
         raise Unsupported("features of sources and destinations differ")
     known(gidx).calls += 1
@@ -286,7 +287,7 @@ def _graph_conv(module: Any, graph: Any, place: str, feat: Any, weight: Any, edg
         raise Unsupported("a weight is passed to a layer that has one")  # DGL raises its error
     x, norm, bias = pair[0], module._norm, module.bias
     weight = module.weight if weight is None else weight
-    gidx = _check(module, graph, pair)
+    gidx = check_graph(module, graph, pair)
     for t, shape in ((weight, (x.shape[1], None)), (bias, (None,))):
         if t is not None and (
             t.dim() != len(shape) or t.dtype is not x.dtype or t.device != x.device or shape[0] not in (None, t.shape[0])
@@ -341,9 +342,9 @@ def _sage(module: Any, graph: Any, place: str, feat: Any, edge_weight: Any) -> A
     if edge_weight is not None or module._aggre_type != "mean":
         raise Unsupported("edges have weights" if edge_weight is not None else f"aggregates by {module._aggre_type}")
     pair = _pair(graph, feat)
-    gidx = _check(module, graph, pair, starving=True)
+    gidx = check_graph(module, graph, pair, starving=True)
     neigh, own = module.fc_neigh, module.fc_self
-    if not _is_plain(neigh, nn.Linear) or not _is_plain(own, nn.Linear) or neigh.bias is not None:
+    if not is_plain(neigh, nn.Linear) or not is_plain(own, nn.Linear) or neigh.bias is not None:
         raise Unsupported("a linear layer is another than the layer's")
     for lin, x in zip((neigh, own), pair):
         if lin.weight.dtype is not x.dtype or lin.weight.device != x.device or lin.weight.shape[1] != x.shape[1]:
@@ -372,7 +373,7 @@ def _gin(module: Any, graph: Any, place: str, feat: Any, edge_weight: Any) -> An
     if edge_weight is not None or module._aggregator_type != "sum":
         raise Unsupported("edges have weights" if edge_weight is not None else f"aggregates by {module._aggregator_type}")
     pair = _pair(graph, feat)
-    gidx = _check(module, graph, pair, starving=True)
+    gidx = check_graph(module, graph, pair, starving=True)
     if pair[0].shape[1] != pair[1].shape[1]:
         raise Unsupported("features of sources and destinations differ")
     out, own = _ops()[0](gidx, "copy_lhs", "sum", pair[0], None), 1 + module.eps
@@ -384,8 +385,8 @@ def _gin(module: Any, graph: Any, place: str, feat: Any, edge_weight: Any) -> An
     return out if module.activation is None else module.activation(out)
 
 
-make_gat, make_gatv2, make_dot_gat, make_agnn = _make(_gat), _make(_gatv2), _make(_dot_gat), _make(_agnn)
-make_graph_conv, make_sage, make_gin = _make(_graph_conv), _make(_sage), _make(_gin)
+make_gat, make_gatv2, make_dot_gat, make_agnn = dispatcher(_gat), dispatcher(_gatv2), dispatcher(_dot_gat), dispatcher(_agnn)
+make_graph_conv, make_sage, make_gin = dispatcher(_graph_conv), dispatcher(_sage), dispatcher(_gin)
 
 
 def make_checked(original: FunctionType) -> Callable[..., Any]:

@@ -9,33 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnnfast import guards
-from gnnfast.cache import Held
 from gnnfast.config import settings
 from gnnfast.dispatch import edges
 from gnnfast.dispatch.execute import aggregate, softmax
+from gnnfast.dispatch.relations import Kept, Rows, are_filled, check_bounds, filled, kept_with_edges, listed
 from gnnfast.dispatch.select import cannot_win
+from gnnfast.graph import Graph
 from gnnfast.graph.checks import MOST_EDGES, MOST_NODES
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.patching import class_of
-from gnnfast.pyg.adjacency import Listed
 from gnnfast.pyg.known import replaced_in_attention
 from gnnfast.pyg.layers import is_product
-from gnnfast.pyg.relations import (
-    are_filled,
-    check_bounds,
-    check_layer,
-    check_tensors,
-    filled,
-    kept_with_edges,
-    multiplied,
-    rows_there_are,
-)
+from gnnfast.pyg.relations import check_layer, check_tensors
 from gnnfast.reporting import ran
 from gnnfast.types import REORDERED
 from gnnfast.unsupported import Unsupported
@@ -44,30 +35,14 @@ ADDITIVE, MULTIPLICATIVE = "additive-self-attention", "multiplicative-self-atten
 ACROSS, WITHIN = "across-relation", "within-relation"
 
 
-class Rows(NamedTuple):
-    """A row for each type of edges and node: of each ``edge``, ``[E]``; ``of_nodes`` is the graph of nodes to their rows, in the
-    order of types, of which each has as many as ``counts`` says. Without it each node has a row of each type."""
-
-    edge: Tensor
-    number: int
-    of_nodes: Listed | None = None
-    counts: tuple[int, ...] = ()
-
-
-class Attended(Held):
+class Attended(Kept):
     """Edges from rows of sources ``onto`` nodes, and ``within`` types, to rows of destinations."""
 
     def __init__(self, src: Rows, dst: Rows, nodes: Tensor, num_nodes: int) -> None:
-        super().__init__()
-        self.src, self.dst = src, dst
-        onto = self.onto = Listed(torch.stack([src.edge, nodes]), src.number, num_nodes, True)
-        within = self.within = Listed(torch.stack([src.edge, dst.edge]), src.number, dst.number, True)
-        ids = within.edge_index
-        self.ends = edges.Ends(ids[1], ids[0], lambda: within)
-        for graph in (onto, within, src.of_nodes, dst.of_nodes):
-            if graph is not None:
-                self.nbytes += graph.edges.nbytes
-                graph.edges.account, graph.edges.checked = self, True
+        onto, within = listed(src.edge, nodes, src.number, num_nodes), listed(src.edge, dst.edge, src.number, dst.number)
+        super().__init__(onto, within, src.of_nodes, dst.of_nodes)
+        self.src, self.dst, self.onto, self.within = src, dst, onto, within
+        self.ends = edges.Ends(dst.edge, src.edge, lambda: within)
 
 
 def make_rgat_conv(original: FunctionType) -> Callable[..., Any]:
@@ -85,7 +60,7 @@ def make_rgat_conv(original: FunctionType) -> Callable[..., Any]:
             ran(place, "in parts", str(error))
             return NotImplemented
         weight, heads = _weight_of(module), module.heads
-        values = _product(attended.src, x, weight, place)
+        values = attended.src.product(x, weight, place)
         keys = values @ module.k
         of_edges = None if edge_attr is None else _scores_of_edges(module, edge_attr)
         alpha = _softmax(module, attended, _queries(attended.dst, x, weight, module.q, place), keys, of_edges, place)
@@ -112,19 +87,10 @@ def _weight_of(module: Any) -> Tensor:
     return (module.att @ bases).view(module.num_relations, module.in_channels, -1)  # type: ignore[no-any-return]
 
 
-def _product(rows: Rows, x: Tensor, weight: Tensor, place: str) -> Tensor:
-    """The features of each row's node times the matrix of its type: ``[rows, O]``."""
-    if rows.of_nodes is not None:
-        return multiplied(aggregate(rows.of_nodes, x, None, "sum", place=place), weight, rows.counts)
-    if torch.is_grad_enabled() and weight.requires_grad:
-        x = x.clone()  # which the user may write into before the backward pass
-    return (x @ weight.transpose(0, 1).flatten(1)).view(rows.number, weight.shape[2])
-
-
 def _queries(rows: Rows, x: Tensor, weight: Tensor, q: Tensor, place: str) -> Tensor:
     if weight.dim() == 4:
-        return _product(rows, x, weight, place) @ q
-    return _product(rows, x, weight @ q, place)
+        return rows.product(x, weight, place) @ q
+    return rows.product(x, weight @ q, place)
 
 
 def _scores_of_edges(module: Any, edge_attr: Tensor) -> Tensor:
@@ -147,7 +113,7 @@ def _softmax(module: Any, attended: Attended, q: Tensor, k: Tensor, of_edges: Te
     return softmax(graph, score if of_edges is None else score + of_edges, None, k, module.negative_slope, place=place)
 
 
-def _modified(module: Any, graph: Listed, alpha: Tensor, dst: Tensor) -> Tensor:
+def _modified(module: Any, graph: Graph, alpha: Tensor, dst: Tensor) -> Tensor:
     """What edges are weighted by."""
     if module.mod == "f-additive":
         return torch.where(alpha > 0, alpha + 1, alpha)
@@ -158,7 +124,7 @@ def _modified(module: Any, graph: Listed, alpha: Tensor, dst: Tensor) -> Tensor:
     return alpha
 
 
-def _degree(graph: Listed, like: Tensor) -> Tensor:
+def _degree(graph: Graph, like: Tensor) -> Tensor:
     return graph.csr.rowptr.diff().to(like.dtype).unsqueeze(1)
 
 
@@ -197,7 +163,7 @@ def _attended(module: Any, num_nodes: int, edge_index: Tensor, edge_type: Tensor
     def make() -> Attended:
         src, dst = edge_index.long().unbind()
         check_bounds([(src, num_nodes), (dst, num_nodes), (edge_type, types)])
-        of_src, of_dst = (_rows(ids, edge_type, num_nodes, types, all_rows) for ids in (src, dst))
+        of_src, of_dst = (Rows.of(ids, edge_type, num_nodes, types, all_rows) for ids in (src, dst))
         return Attended(of_src, of_dst, dst, num_nodes)
 
     return kept_with_edges((edge_index, edge_type), ("attended", num_nodes, types, all_rows), make)  # type: ignore[no-any-return]
@@ -226,11 +192,3 @@ def _has_all_rows(module: Any, rows: int, num_edges: int) -> bool:
 # A layer with 8 types on one GPU took 3.6 ms with rows of all, 87 MB, and 4.0 with those there are; at 350 MB 5.3 and 4.2. On a CPU
 # with as many rows as edges 10.6 and 13.2, with 13 times as many 100 and 38.
 ALL_ROWS_BYTES, ALL_ROWS = 128 << 20, 4
-
-
-def _rows(ids: Tensor, types: Tensor, num_nodes: int, relations: int, all_rows: bool) -> Rows:
-    if all_rows:
-        return Rows(ids * relations + types, num_nodes * relations)
-    row, node, counts = rows_there_are(ids, types, num_nodes, relations)
-    listed = torch.stack([node, torch.arange(node.numel(), device=row.device)])
-    return Rows(row, node.numel(), Listed(listed, num_nodes, node.numel(), True), counts)

@@ -1,16 +1,13 @@
 """Layers with a matrix for each type of edges, RGCNConv and FastRGCNConv (Schlichtkrull et al., ESWC 2018).
 
 PyG picks out the edges of each relation in each call and multiplies what they bring to all nodes, or makes a matrix for each edge.
-Here the edges of one relation that end in one node meet in a row, and one aggregation makes all rows. Most nodes have edges of a
-few relations only: there are rows for these, in the order of relations, each matrix multiplies those of its own, and a second
-aggregation sums them up at nodes. Where so little is to be multiplied that the number of operations counts, each node has rows
-of all relations, side by side, which one product multiplies by all matrices and sums up.
+Here the edges of one relation that end in one node meet in a row (:mod:`gnnfast.dispatch.relations`).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -18,30 +15,16 @@ import torch
 from torch import Tensor
 
 from gnnfast import guards
-from gnnfast.cache import Held, cache, keep_if_captured
 from gnnfast.config import settings
 from gnnfast.dispatch.execute import aggregate
-from gnnfast.graph.checks import MOST_EDGES, MOST_NODES, usable_later
+from gnnfast.dispatch.relations import Relations, check_bounds, filled, has_all_rows, kept_with_edges, multiplied
+from gnnfast.graph.checks import MOST_EDGES, MOST_NODES
 from gnnfast.patching import class_of, is_dispatched
-from gnnfast.pyg.adjacency import Listed
 from gnnfast.pyg.known import replaced_in_layer, replaced_in_relations
 from gnnfast.pyg.verdict import Steps, check_steps
 from gnnfast.reporting import ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, REORDERED
 from gnnfast.unsupported import Unsupported
-
-
-class Relations(Held):
-    """The graph of edges ``into`` rows, one for each relation and node in which edges of it end, and that of rows ``onto`` nodes;
-    ``counts`` are the numbers of rows of each relation, in the order of rows. Without ``onto``, each node has a row of each
-    relation."""
-
-    def __init__(self, into: Listed, onto: Listed | None = None, counts: tuple[int, ...] = ()) -> None:
-        super().__init__()
-        self.into, self.onto, self.counts = into, onto, counts
-        for graph in (into,) if onto is None else (into, onto):
-            self.nbytes += graph.edges.nbytes
-            graph.edges.account, graph.edges.checked = self, True
 
 
 def make_rgcn_conv(original: FunctionType) -> Callable[..., Any]:
@@ -66,11 +49,11 @@ def make_rgcn_conv(original: FunctionType) -> Callable[..., Any]:
         dtype = rows.dtype if fast else torch.promote_types(rows.dtype, torch.get_default_dtype())
         if fast:
             module.fuse = False  # as PyG's own leaves it
-        if relations.onto is None:
-            of_all = rows.view(-1, module.num_relations, rows.shape[1])
-            out = (of_all.sum(1) if numbered else of_all.flatten(1) @ weight.flatten(0, 1)).to(dtype)
+        if not numbered:
+            out = relations.multiplied(rows, weight, place, training, dtype)
+        elif relations.onto is None:
+            out = rows.view(-1, module.num_relations, rows.shape[1]).sum(1).to(dtype)
         else:
-            rows = rows if numbered else multiplied(rows, weight, relations.counts)
             out = aggregate(relations.onto, rows.to(dtype), None, "sum", place=place, training=training)
         if module.root is not None:
             nodes = torch.arange(module.in_channels_l, device=out.device) if x_dst is None else x_dst
@@ -130,32 +113,6 @@ def _weight_of(module: Any) -> Tensor:
     if bases is not None:
         return (module.comp @ weight.view(bases, -1)).view(relations, -1, module.out_channels)  # type: ignore[no-any-return]
     return filled(weight)
-
-
-def filled(weight: Tensor) -> Tensor:
-    """Blocks ``[R, B, F / B, O / B]`` as the matrices ``[R, F, O]``, if they are multiplied as such."""
-    if not are_filled(weight):
-        return weight
-    diagonal = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
-    return torch.einsum("rbio,bc->rbico", weight, diagonal).flatten(3, 4).flatten(1, 2)
-
-
-def are_filled(weight: Tensor) -> bool:
-    """Whether blocks are multiplied as whole matrices, with zeros around them: on a GPU the gradients of batches of narrow
-    products, few and long sums, take five times as long as four times as many products."""
-    return weight.dim() == 4 and weight.is_cuda and weight.shape[1] <= FEW_BLOCKS
-
-
-FEW_BLOCKS = 8
-
-
-def multiplied(rows: Tensor, weight: Tensor, counts: Sequence[int]) -> Tensor:
-    """``rows [U, F]`` times the matrices of their relations."""
-    parts = [(of_one, matrix) for of_one, matrix in zip(rows.split([*counts]), weight.unbind()) if of_one.shape[0]]
-    if weight.dim() == 3:
-        return torch.cat([of_one @ matrix for of_one, matrix in parts])
-    blocks = [(of_one.unflatten(1, matrix.shape[:2]), matrix) for of_one, matrix in parts]
-    return torch.cat([torch.einsum("abc,bcd->abd", of_one, matrix).flatten(1) for of_one, matrix in blocks])
 
 
 def check_layer(known: Any, module: Any) -> Steps:
@@ -242,45 +199,10 @@ def _relations_of(module: Any, fast: bool, x_src: Any, x_dst: Any, edge_index: T
         raise Unsupported("there are too many nodes, relations or edges")
     keys = (edge_index, edge_type) if numbers is None else (edge_index, edge_type, numbers)
     rows = num_dst * relations
-    all_rows = rows <= 4 * edge_index.shape[1] and _has_all_rows(module, rows, bool(of_weights))
+    all_rows = rows <= 4 * edge_index.shape[1] and has_all_rows(module.weight, rows, 0 if of_weights else width)
     key = "relations", num_src, num_dst, relations, of_weights, all_rows
     make = lambda: _build(edge_index, edge_type, numbers, num_src, num_dst, relations, of_weights, all_rows)  # noqa: E731
     return kept_with_edges(keys, key, make)  # type: ignore[no-any-return]
-
-
-def kept_with_edges(keys: tuple[Tensor, ...], key: tuple[object, ...], make: Callable[[], Any]) -> Any:
-    """What is made of edges, their types and other tensors once. Raises Unsupported."""
-    if guards.capturing(keys[0].device):
-        found = cache.find(keys, key)
-        if found is None:
-            raise Unsupported("a CUDA graph is being captured, and its edges are not known; run once before")
-        keep_if_captured(found)
-        return found
-
-    def build() -> Any:
-        with torch.no_grad(), usable_later():
-            return make()
-
-    return cache.get(keys, key, build)
-
-
-def _has_all_rows(module: Any, rows: int, numbered: bool) -> bool:
-    """Whether products of all ``rows`` take less time than to start those of each relation: in dtypes that have the digits for any
-    order of a sum."""
-    weight = module.weight
-    if weight.dtype not in REORDERED or torch.is_autocast_enabled(weight.device.type):
-        return False
-    if weight.dim() == 4 and not are_filled(weight):
-        return False
-    if weight.is_cuda:
-        return rows * max(module.in_channels_l * (not numbered), module.out_channels) * weight.element_size() <= ALL_ROWS_BYTES
-    return rows * module.out_channels * (1 if numbered else module.in_channels_l) <= ALL_ROWS_PRODUCTS
-
-
-# On an H200, where each relation takes 0.1 ms of the host, rows of as many bytes 0.1 to 0.2 in all; on a core that multiplies at
-# 50 GFLOP/s, in both passes 0.2.
-ALL_ROWS_BYTES = 64 << 20
-ALL_ROWS_PRODUCTS = 1 << 20
 
 
 def _build(
@@ -301,23 +223,4 @@ def _build(
     if of_weights:
         src = edge_type * of_weights + (src if numbers is None else numbers[src])
         num_src = relations * of_weights
-    if all_rows:
-        return Relations(Listed(torch.stack([src, dst * relations + edge_type]), num_src, num_dst * relations, True))
-    row, node, counts = rows_there_are(dst, edge_type, num_dst, relations)
-    into = Listed(torch.stack([src, row]), num_src, node.numel(), True)
-    ends = torch.stack([torch.arange(node.numel(), device=row.device), node])
-    return Relations(into, Listed(ends, node.numel(), num_dst, True), counts)
-
-
-def check_bounds(bounds: list[tuple[Tensor, int]]) -> None:
-    """Raises Unsupported unless all ids are below their bound."""
-    if torch.stack([((ids < 0) | (ids >= size)).any() for ids, size in bounds]).any():
-        raise Unsupported("an id is out of range")
-
-
-def rows_there_are(ids: Tensor, types: Tensor, num_nodes: int, relations: int) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """A row for each relation and node that edges have, in the order of relations: that of each edge, the node of each, and how
-    many each relation has."""
-    rows, row = torch.unique(types * num_nodes + ids, return_inverse=True)
-    type_of = rows.div(num_nodes, rounding_mode="floor") if num_nodes else rows
-    return row, rows - type_of * num_nodes, tuple(torch.bincount(type_of, minlength=relations).tolist())
+    return Relations.of(src, dst, edge_type, num_src, num_dst, relations, all_rows)

@@ -15,7 +15,7 @@ pytest.importorskip("torch_geometric", reason="PyG is not installed")
 from torch_geometric import nn
 
 from gnnfast.cache import cache
-from gnnfast.pyg import relations
+from gnnfast.dispatch import relations
 
 F, OUT, R = 8, 12, 5
 MAKES = {"RGCNConv": nn.RGCNConv, "FastRGCNConv": nn.FastRGCNConv}
