@@ -1,4 +1,4 @@
-"""Python functions in DGL's ``update_all`` and ``apply_edges``, with gnnfast and as DGL runs them.
+"""Python functions in DGL's ``update_all`` and ``apply_edges``, and layers of DGL made of such, with gnnfast and as DGL runs them.
 
 gnnfast bench functions --device cpu
 gnnfast bench functions --out benchmarks/results/NAME     an arxiv-size graph on a GPU, through the bridge
@@ -22,12 +22,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gnnfast
+from gnnfast.unsupported import Unsupported
 
 from . import graphs, peers, tables, timing
 
 TOLERANCE = 2e-2  # in float32 an activation of what is nearly 0 may go either way
 UNTIL_SETTLED = 6
 SLOW_MS = 300.0
+TYPES, NODE_TYPES = 8, 3
 
 
 class Functions(nn.Module):
@@ -37,6 +39,18 @@ class Functions(nn.Module):
         super().__init__()
         self.lin, self.pair = nn.Linear(width, width), nn.Linear(2 * width, width)
         self.att, self.last = nn.Linear(2 * width, 1), nn.Linear(width, 1)
+        layers, statistics = peers.import_dgl("functions").nn.pytorch, ["mean", "max", "min", "sum"]
+        scalers = ["identity", "amplification"]
+        self.layers = nn.ModuleDict(
+            {
+                "RelGraphConv": layers.RelGraphConv(width, width, TYPES),
+                "RelGraphConv, bases": layers.RelGraphConv(width, width, TYPES, "basis", 4),
+                "RelGraphConv, blocks": layers.RelGraphConv(width, width, TYPES, "bdd", 4),
+                "HGTConv": layers.HGTConv(width, width // 4, 4, NODE_TYPES, TYPES, dropout=0.0),
+                "PNAConv": layers.PNAConv(width, width, statistics, scalers, 2.5),
+                "DGNConv": layers.DGNConv(width, width, ["dir1-av", "dir1-dx", "mean"], scalers, 2.5),
+            }
+        )
 
     def copied(self, edges: Any) -> dict[str, Tensor]:
         return {"m": edges.src["x"]}
@@ -129,15 +143,27 @@ def works(f: Functions) -> dict[str, Callable[[Any], Tensor]]:
         "mailbox: SAGE": update(copied, f.sage),
         "mailbox: attention": update(f.passed, f.attention, f.scored),
         "mailbox: gates, edges written": update(f.stored, f.gates),
-        "mailbox: sum / length, left to DGL": update(copied, f.length),
+        "mailbox: sum / length": update(copied, f.length),
+        **{name: functools.partial(_layer, layer) for name, layer in f.layers.items()},
     }
+
+
+def _layer(layer: Any, g: Any) -> Tensor:
+    """What a layer of DGL makes of a graph, whose types are kept with it as a user keeps them."""
+    given = {
+        "RelGraphConv": {"etypes": g.edata["etype"]},
+        "HGTConv": {"ntype": g.ndata["ntype"], "etype": g.edata["etype"]},
+        "DGNConv": {"eig_vec": g.ndata["eig"]},
+    }.get(type(layer).__name__, {})
+    return layer(g, g.ndata["x"], **given)  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
 def _as_dgl(device: torch.device) -> Iterator[None]:
     """Functions run as DGL runs them: without gnnfast, or on a GPU, where nothing would run without it, as on small graphs."""
     if device.type == "cuda":
-        with mock.patch("gnnfast.lazy.rows.FEW", 1 << 60):
+        left = Unsupported("as DGL runs it")
+        with mock.patch("gnnfast.lazy.rows.FEW", 1 << 60), mock.patch("gnnfast.dgl.relational._check_layer", side_effect=left):
             yield
         return
     gnnfast.disable()
@@ -207,6 +233,9 @@ def main(arguments: list[str] | None = None) -> int:
         edge_index, nodes = graphs.made(name, device)
         g = dgl.graph(tuple(edge_index.cpu()), num_nodes=nodes).to(device)
         torch.manual_seed(0)
+        g.edata["etype"] = torch.randint(TYPES, (g.num_edges(),)).to(device)
+        g.ndata["ntype"] = torch.randint(NODE_TYPES, (nodes,)).to(device)
+        g.ndata["eig"] = torch.randn(nodes, 1).to(device)
         functions = Functions(width).to(device)
         x, weight = torch.randn(nodes, width, device=device), torch.rand(g.num_edges(), 1, device=device)
         leaves = [x.requires_grad_(), weight, *functions.parameters()]

@@ -122,9 +122,9 @@ class _Typed(Kept):
 class _Attended(Kept):
     """Edges from the ``rows`` of their types and sources ``onto`` nodes."""
 
-    def __init__(self, src: Tensor, dst: Tensor, types: Tensor, num_src: int, num_dst: int, relations: int) -> None:
+    def __init__(self, src: Tensor, dst: Tensor, types: Tensor, num_src: int, num_dst: int, relations: int, all_rows: bool) -> None:
         check_bounds([(types, relations)])
-        self.rows = Rows.of(src, types, num_src, relations)
+        self.rows = Rows.of(src, types, num_src, relations, all_rows)
         self.onto = listed(self.rows.edge, dst, self.rows.number, num_dst)
         super().__init__(self.rows.of_nodes, self.onto)
 
@@ -141,13 +141,18 @@ def _hgt(module: Any, graph: Any, place: str, x: Any, ntype: Any, etype: Any, pr
     types, relations = module.linear_k.num_types, of_edges[0].num_types
     if x.shape[1] != module.in_size or not of.num_edges or relations * of.num_src >= MOST_NODES or len(of_edges) != 2 * heads:
         raise Unsupported("features do not fit the weights, there are no edges, or too many nodes and types")
-    key = of.shared_key()
+    key, num_rows = of.shared_key(), relations * of.num_src
+    weights = [part.get_weight() for part in of_nodes]
+    # [R, H, D, D]; what scores of a type are multiplied by is part of its matrices.
+    priors = torch.stack([*module.relation_pri], 1).view(relations, heads, 1, 1)
+    att, msg = (torch.stack([part.get_weight() for part in parts], 1) for parts in (module.relation_att, module.relation_msg))
+    all_rows = num_rows <= 4 * of.num_edges and has_all_rows(msg, num_rows, weights[0].shape[2])
 
     def attend() -> _Attended:
         src, dst = (ids.long() for ids in ends(gidx))
-        return _Attended(src, dst, etype.long(), of.num_src, of.num_dst, relations)
+        return _Attended(src, dst, etype.long(), of.num_src, of.num_dst, relations, all_rows)
 
-    attended: _Attended = kept_with_edges((key, etype), ("dgl attended", of.flipped, relations), attend)
+    attended: _Attended = kept_with_edges((key, etype), ("dgl attended", of.flipped, relations, all_rows), attend)
     x_dst, is_part = (x[: of.num_dst], True) if graph.is_block else (x, False)
     sources: _Typed = kept_with_edges((ntype,), ("dgl types", types), lambda: _Typed(ntype.long(), types))
     targets = sources
@@ -156,15 +161,15 @@ def _hgt(module: Any, graph: Any, place: str, x: Any, ntype: Any, etype: Any, pr
         targets = kept_with_edges((ntype,), ("dgl types", types, of.num_dst), parts)
     of.calls += 1
     module.presorted = presorted
-    k, v = (sources.product(x, part.get_weight(), place) for part in (module.linear_k, module.linear_v))
-    q = targets.product(x_dst, module.linear_q.get_weight(), place)
-    # [R, H, D, D]; what scores of a type are multiplied by is part of its matrices.
-    priors = torch.stack([*module.relation_pri], 1).view(relations, heads, 1, 1)
-    att, msg = (torch.stack([part.get_weight() for part in parts], 1) for parts in (module.relation_att, module.relation_msg))
+    if is_part:
+        k, v = sources.product(x, torch.cat([weights[0], weights[2]], 2), place).chunk(2, 1)
+        q = targets.product(x_dst, weights[1], place)
+    else:
+        k, q, v = sources.product(x, torch.cat(weights[:3], 2), place).chunk(3, 1)
     keys, values = (attended.rows.product(t, filled(w), place) for t, w in ((k, att * priors), (v, msg)))
     how: Any = dict(place=place, training=module.training)
     h, _ = dot_attention(attended.onto, q, keys, values, heads, 1 / module.sqrt_d, **how)
-    h = module.drop(targets.product(h, module.linear_a.get_weight(), place))
+    h = module.drop(targets.product(h, weights[3], place))
     alpha = torch.sigmoid(module.skip[ntype[: of.num_dst] if is_part else ntype]).unsqueeze(-1)
     own = x_dst @ module.residual_w if x_dst.shape != h.shape else x_dst
     h = h * alpha + own * (1 - alpha)

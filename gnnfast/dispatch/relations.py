@@ -64,7 +64,7 @@ class Relations(Kept):
     def multiplied(self, rows: Tensor, weight: Tensor, place: str, training: bool, dtype: torch.dtype | None = None) -> Tensor:
         """``rows`` times the matrices of their types, ``[R, F, O]`` or blocks, summed up at nodes in a ``dtype``: ``[N, O]``."""
         if self.onto is None:
-            return (rows.view(-1, weight.shape[0] * rows.shape[1]) @ weight.flatten(0, 1)).to(dtype)
+            return (rows.view(-1, weight.shape[0] * rows.shape[1]) @ _fill(weight).flatten(0, 1)).to(dtype)
         return aggregate(self.onto, multiplied(rows, weight, self.counts).to(dtype), None, "sum", place=place, training=training)
 
 
@@ -91,12 +91,17 @@ class Rows(NamedTuple):
             return multiplied(aggregate(self.of_nodes, x, None, "sum", place=place), weight, self.counts)
         if torch.is_grad_enabled() and weight.requires_grad:
             x = x.clone()  # which the user may write into before the backward pass
+        weight = _fill(weight)
         return (x @ weight.transpose(0, 1).flatten(1)).view(self.number, weight.shape[2])
 
 
 def filled(weight: Tensor) -> Tensor:
     """Blocks ``[R, B, F / B, O / B]`` as the matrices ``[R, F, O]``, if they are multiplied as such."""
-    if not are_filled(weight):
+    return _fill(weight) if are_filled(weight) else weight
+
+
+def _fill(weight: Tensor) -> Tensor:
+    if weight.dim() != 4:
         return weight
     diagonal = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
     return torch.einsum("rbio,bc->rbico", weight, diagonal).flatten(3, 4).flatten(1, 2)
@@ -155,9 +160,10 @@ def has_all_rows(weight: Tensor, rows: int, width: int) -> bool:
     order of a sum. ``width`` is that of the rows, ``[R, width, O]`` the shape of the matrices unless they are blocks."""
     if weight.dtype not in REORDERED or torch.is_autocast_enabled(weight.device.type):
         return False
-    out_width = weight.shape[-1] * (weight.shape[1] if weight.dim() == 4 else 1)
-    if weight.dim() == 4 and not are_filled(weight):
+    blocks = weight.shape[1] if weight.dim() == 4 else 1
+    if blocks > FEW_BLOCKS:
         return False
+    out_width = weight.shape[-1] * blocks
     if weight.is_cuda:
         return rows * max(width, out_width) * weight.element_size() <= ALL_ROWS_BYTES
     return rows * out_width * max(width, 1) <= ALL_ROWS_PRODUCTS
