@@ -202,8 +202,9 @@ def measure(row: tables.Row, work: Callable[[Any], Tensor], g: Any, leaves: list
                 call()
             if device.type == "cuda":
                 row[f"{side} GiB"] = timing.peak_gib(call, torch.cuda.memory_allocated())
+        largest = max(float(b.norm()) for b in found["DGL"][1:])  # beside which the gradient of a bias before a norm is noise
         for a, b in zip(found["gnnfast"], found["DGL"], strict=True):
-            error = float((a - b).norm() / b.norm())
+            error = float((a - b).norm() / max(float(b.norm()), 1e-2 * largest))
             if not error < TOLERANCE:
                 raise SystemExit(f"gnnfast bench functions: results of {row} differ by {error:.2g}")
         switch("DGL")

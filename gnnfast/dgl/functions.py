@@ -163,8 +163,11 @@ class _Batch:
         self.g, self.users, self.place, self.graph, self.ends = g, users, place, graph, ends_of(graph)
 
     def call(self) -> _Call | None:
-        """What rows that do not exist are for; ``None`` if they have to."""
-        return _Call.of(self.users, self.ends, self.place)
+        """What rows that do not exist are for; ``None`` if they have to, as where a second run would write into features."""
+        call = _Call.of(self.users, self.ends, self.place)
+        if call is not None and call.writes and any("data" in user.function.__code__.co_names for user in self.users):
+            return None
+        return call
 
     def edges(self, call: _Call | None, orig_eid: Any) -> Any:
         """DGL's ``EdgeBatch``, with rows of a call, or such as exist."""
@@ -206,6 +209,17 @@ def _column_at_ends() -> Any:
                 self.storage, self._gather = self._gather(), None
             return self.storage
 
+    def through_data(name: str) -> Any:
+        """A method of a column, of the rows of edges, which exist for it."""
+
+        def method(self: Any, *args: Any, **named: Any) -> Any:
+            return getattr(plain(existing(self.data), self.scheme), name)(*args, **named)
+
+        return method
+
+    plain = sys.modules["dgl.frame"].Column
+    for name in ("to", "astype", "clone", "deepclone", "subcolumn", "__getstate__", "__copy__"):
+        setattr(ColumnAtEnds, name, through_data(name))
     return ColumnAtEnds
 
 
@@ -220,7 +234,8 @@ def _batch(g: Any, functions: list[Any], by_degree: bool = False) -> _Batch | No
         return None
     if torch.compiler.is_compiling() or guards.context() or torch.is_autocast_enabled("cuda" if is_cuda else "cpu"):
         return None
-    users = tuple(user for user in map(_user, functions) if user is not None)
+    reducer = functions[0] if by_degree else None  # what it keeps nobody could read
+    users = tuple(user for user in (_user(f, f is not reducer) for f in functions) if user is not None)
     if len(users) < len(functions) or (is_cuda and not by_degree and not pays(users[0].key, num_edges, row_bytes, True)):
         return None
     if not known(gidx).single(gidx) or sized(gidx).too_large:
@@ -240,7 +255,7 @@ def _widest_row(g: Any) -> int:
     return widest
 
 
-def _user(func: Any) -> User | None:
+def _user(func: Any, may_keep: bool) -> User | None:
     """What is known of a function by which it may run on rows that do not exist: a method of a module, one within such a method, or
     one that stands alone."""
     function, module = getattr(func, "__func__", func), getattr(func, "__self__", None)
@@ -254,7 +269,7 @@ def _user(func: Any) -> User | None:
     if module is not None and not isinstance(module, torch.nn.Module):
         return None
     code = function.__code__  # what stands alone may be made anew for each call
-    return User(function, module, Key(code) if module is None else Key(module, code))
+    return User(function, module, Key(code) if module is None else Key(module, code), may_keep)
 
 
 def _around(function: FunctionType) -> Iterator[tuple[str, Any]]:

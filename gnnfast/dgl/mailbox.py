@@ -8,6 +8,7 @@ DGL runs the function as ever."""
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Real
@@ -23,7 +24,7 @@ from gnnfast.dispatch import execute
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_DST
 from gnnfast.lazy import operations
-from gnnfast.lazy.kinds import Exists
+from gnnfast.lazy.kinds import Exists, raised
 from gnnfast.lazy.rows import Call, existing, writes
 from gnnfast.types import REORDERED
 
@@ -47,7 +48,7 @@ class Mailbox:
 
     def of_nodes(self, t: Tensor) -> OfNodes:
         """What rows of all destinations are to a function."""
-        return (t if self.ids is None else t.index_select(0, self.ids)).as_subclass(OfNodes)
+        return _of_nodes(t if self.ids is None else t.index_select(0, self.ids))
 
     def feature(self, t: Any) -> OfNodes:
         """The same of features."""
@@ -60,13 +61,13 @@ class Mailbox:
         if rows.dim() < 1 or rows.shape[0] != self.call.edges or rows.dtype not in REORDERED or rows.device != self.graph.device:
             raise Exists
         shape = (rows.shape[0], 1, *rows.shape[1:])  # nobody sees the first two
-        made: Messages = torch.Tensor._make_wrapper_subclass(Messages, shape, dtype=rows.dtype, device=rows.device)  # type: ignore[attr-defined]
+        made: Messages = _wrapper(Messages, shape, rows)
         made.rows, made.mailbox = rows, self
         return made
 
     def at_edges(self, t: OfNodes) -> Tensor:
         """Rows ``[N, 1, ...]`` of nodes at each of their in-edges."""
-        rows = t.as_subclass(Tensor).squeeze(1)
+        rows = t.rows.squeeze(1)
         if rows.dtype not in REORDERED:
             raise Exists
         if self.ids is not None:
@@ -74,13 +75,24 @@ class Mailbox:
         return self.call.rows(rows, BY_DST) if rows.dim() > 1 else self.call.gather(rows, BY_DST)
 
     def degrees(self) -> Degrees:
-        return Degrees(self.graph.csr.rowptr.diff().double(), self, is_size=True)
+        rowptr = self.graph.csr.rowptr
+
+        def make() -> _Counts:  # waits for a GPU, once for a graph
+            return _Counts(*rowptr.diff().unique(return_inverse=True))
+
+        kept = derived(rowptr, "degrees", make)
+        counts = make() if kept is None else kept
+        return Degrees([n for n in counts.numbers if n], self, counts, is_size=True)
 
     def beside(self, number: Degrees, dtype: torch.dtype, dims: int, at_edges: bool) -> Tensor:
         """A number of each node beside rows of so many dimensions, of their dtype, as a number of Python's is."""
-        if not dtype.is_floating_point:
+        if not dtype.is_floating_point or any(type(n) is not int and not isinstance(n, float) for n in number.numbers):
             raise Exists
-        values = number.values.to(dtype)
+        counts = number.counts
+        table = torch.tensor(
+            [*[0.0] * (len(counts.numbers) - len(number.numbers)), *map(float, number.numbers)], dtype=torch.float64
+        )
+        values = table.to(counts.of_nodes.device, dtype)[counts.of_nodes]
         if at_edges:
             values = self.call.gather(values, BY_DST)
         elif self.ids is not None:
@@ -103,14 +115,24 @@ class Mailbox:
         return self.messages(found)
 
 
+class _Counts:
+    """The degrees that there are, ascending, and which of them each destination has."""
+
+    def __init__(self, numbers: Tensor, of_nodes: Tensor) -> None:
+        self.numbers, self.of_nodes, self.nbytes = numbers.tolist(), of_nodes, of_nodes.nbytes
+
+
 class _Named(Mapping[str, Any]):
     """Tensors by name, made when they are asked for."""
 
     def __init__(self, given: Mapping[str, Any], make: Callable[[Any], Any]) -> None:
         self._given, self._make = given, make
+        self._made: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        return self._make(self._given[name])
+        if name not in self._made:
+            self._made[name] = self._make(self._given[name])
+        return self._made[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._given)
@@ -127,8 +149,13 @@ class _Unknown:
     """A size or ids of which a function may hold some, but not know any: those of a degree where DGL runs it."""
 
     __class__ = property(lambda self: int)  # type: ignore[assignment]  # to isinstance()
-    __eq__ = __ne__ = __bool__ = __int__ = __index__ = __float__ = __len__ = __repr__ = __str__ = __format__ = _raise
+    __eq__ = __ne__ = __bool__ = __int__ = __float__ = __len__ = __repr__ = __str__ = __format__ = _raise
     __hash__ = __iter__ = __getitem__ = __contains__ = _raise
+
+    def __index__(self) -> int:
+        error = Exists()
+        raised.count -= 1  # torch asks, catches it and goes on
+        raise error
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -136,45 +163,40 @@ class _Unknown:
 
 
 class Degrees(_Unknown):
-    """How many messages a node has, or a number made of that: ``values [num_dst]`` in float64. ``is_size``: the former."""
+    """How many messages a node has, or a number made of that, as Python or numpy makes it: ``numbers`` for each degree there is but
+    0. ``is_size``: the former."""
 
-    def __init__(self, values: Tensor, mailbox: Mailbox, is_size: bool = False) -> None:
-        self.values, self.mailbox, self.is_size = values, mailbox, is_size
+    def __init__(self, numbers: list[Any], mailbox: Mailbox, counts: _Counts, is_size: bool = False) -> None:
+        self.numbers, self.mailbox, self.counts, self.is_size = numbers, mailbox, counts, is_size
 
     __class__ = property(lambda self: int if self.is_size else float)  # type: ignore[assignment]
 
-    def __neg__(self) -> Any:
-        return self._by_number(torch.negative, self)
-
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if method != "__call__" or kwargs or ufunc.__name__ not in _OF_NUMBERS:
+        if method != "__call__" or kwargs or ufunc.nout != 1:
             raise Exists
-        return self._by_number(_OF_NUMBERS[ufunc.__name__], *inputs)
+        return self._made(ufunc, *inputs)
 
     @staticmethod
-    def _by_number(func: Callable[..., Tensor], *args: Any) -> Any:
+    def _made(func: Callable[..., Any], *args: Any) -> Any:
+        """Errors of Python's are those that DGL's loop over degrees would have met."""
         own = next(a for a in args if type(a) is Degrees)
         if any(type(a) is not Degrees and not isinstance(a, Real) for a in args):
             return NotImplemented  # a tensor knows what to do, if anybody
-        values = [a.values if type(a) is Degrees else own.values.new_full((), float(a)) for a in args]
-        return Degrees(func(*values), own.mailbox)
+        each = zip(*(a.numbers if type(a) is Degrees else [a] * len(own.numbers) for a in args))
+        return Degrees([func(*numbers) for numbers in each], own.mailbox, own.counts)
 
 
-def _operator(name: str, swapped: bool) -> Callable[..., Any]:
-    func = getattr(torch, name)
+def _operator(func: Callable[..., Any], swapped: bool = False) -> Callable[..., Any]:
     if swapped:
-        return lambda self, other: self._by_number(func, other, self)
-    return lambda self, *other: self._by_number(func, self, *other)
+        return lambda self, other: self._made(func, other, self)
+    return lambda self, *other: self._made(func, self, *other)
 
 
-for _name, _func in (("add", "add"), ("sub", "subtract"), ("mul", "multiply"), ("truediv", "divide"), ("pow", "pow")):
-    setattr(Degrees, f"__{_name}__", _operator(_func, False))
-    setattr(Degrees, f"__r{_name}__", _operator(_func, True))
-# By numpy's names.
-_OF_NUMBERS = {
-    name: getattr(torch, name) for name in ("log", "log1p", "log2", "log10", "sqrt", "exp", "square", "reciprocal", "negative")
-}
-_OF_NUMBERS |= {"add": torch.add, "subtract": torch.sub, "multiply": torch.mul, "divide": torch.div, "power": torch.pow}
+for _func in (operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow):
+    setattr(Degrees, f"__{_func.__name__}__", _operator(_func))
+    setattr(Degrees, f"__r{_func.__name__}__", _operator(_func, swapped=True))
+for _name in ("neg", "pos", "abs"):
+    setattr(Degrees, f"__{_name}__", _operator(getattr(operator, _name)))
 
 
 def run(func: Callable[[Any], Any], g: Any, messages: Mapping[str, Tensor], call: Call) -> Any:
@@ -188,29 +210,40 @@ def run(func: Callable[[Any], Any], g: Any, messages: Mapping[str, Tensor], call
     made = sys.modules["dgl.frame"].Frame(num_rows=mailbox.graph.num_dst)
     made._initializers, made._default_initializer = features._initializers, features._default_initializer
     ids = g.dstnodes() if mailbox.ids is None else mailbox.ids.to(g.idtype)
-    made.update_row(ids, {name: t.as_subclass(Tensor) for name, t in found.items()})
+    made.update_row(ids, {name: t.rows for name, t in found.items()})
     call.gained = True
     return made
 
 
 # ---- what functions see --------------------------------------------------------------------------------------------------------
 class OfNodes(Tensor):
-    """Rows of the nodes that have in-edges."""
+    """``rows`` of the nodes that have in-edges, which nobody else may touch: what is not seen as an operation, and known, fails."""
+
+    rows: Tensor
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _done(func, args, kwargs or {})
 
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise Exists
+
 
 class Messages(OfNodes):
     """Messages ``[N, D, ...]``: ``rows [E, ...]`` of edges."""
 
-    rows: Tensor
     mailbox: Mailbox
 
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise Exists
+
+def _wrapper(cls: Any, shape: Any, rows: Tensor) -> Any:
+    return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=rows.dtype, device=rows.device)  # type: ignore[attr-defined]
+
+
+def _of_nodes(rows: Tensor) -> OfNodes:
+    made: OfNodes = _wrapper(OfNodes, rows.shape, rows)
+    made.rows = rows
+    return made
 
 
 class Extremum(NamedTuple):
@@ -264,9 +297,7 @@ def _plain(value: Any, first: Messages | None, dims: int, dtype: torch.dtype) ->
     if isinstance(value, OfNodes):
         if len(shape) != dims:
             raise Exists
-        if first is None:
-            return value.as_subclass(Tensor)
-        if type(value) is Messages:
+        if first is None or type(value) is Messages:
             return value.rows
         if dims < 2 or shape[1] != 1:
             raise Exists
@@ -283,7 +314,7 @@ def _made(out: Any, first: Messages | None, rows: int) -> Any:
     """A result for a function, with a row for each node, or message."""
     if not isinstance(out, Tensor) or not out.dim() or out.shape[0] != rows:
         raise Exists
-    return out.as_subclass(OfNodes) if first is None else first.mailbox.messages(out)
+    return _of_nodes(out) if first is None else first.mailbox.messages(out)
 
 
 def _rows_of(args: Any, kwargs: Any, first: Messages | None) -> tuple[int, int, torch.dtype]:
@@ -320,8 +351,8 @@ def _along(func: Any, first: Messages | None, args: Any, kwargs: Any) -> Any:
         raise Exists
     dim = _axis(named["dim"], _dims(t))
     if first is None:
-        found = func(t.as_subclass(Tensor), dim) if softens else func(t.as_subclass(Tensor), dim, keepdim)
-        return Extremum(found.values.as_subclass(OfNodes)) if name in ("max", "min") else found.as_subclass(OfNodes)
+        found = func(t.rows, dim) if softens else func(t.rows, dim, keepdim)
+        return Extremum(_of_nodes(found.values)) if name in ("max", "min") else _of_nodes(found)
     if dim == 1 and softens:
         return first.mailbox.softmax(first.rows)
     if dim == 1:
@@ -342,7 +373,7 @@ def _seen(func: Any, first: Messages | None, args: Any, kwargs: Any) -> Any:
     dims = _dims(t) + (func.__name__ == "unsqueeze")
     axis = _axis(dim, dims)
     if first is None:
-        return func(t.as_subclass(Tensor), axis).as_subclass(OfNodes)
+        return _of_nodes(func(t.rows, axis))
     if axis == 1:
         raise Exists
     return first.mailbox.messages(func(first.rows, axis - 1))
@@ -365,7 +396,7 @@ def _viewed(func: Any, first: Messages | None, args: Any, kwargs: Any) -> Any:
     if type(sizes[0]) is not _Unknown and (type(sizes[0]) is not int or sizes[0] != -1 or -1 in rest):
         raise Exists
     if first is None:
-        return _made(t.as_subclass(Tensor).reshape(_shape(t)[0], *rest), None, _shape(t)[0])
+        return _made(t.rows.reshape(_shape(t)[0], *rest), None, _shape(t)[0])
     if len(sizes) < 2 or type(sizes[1]) is not Degrees or not sizes[1].is_size:
         raise Exists
     return _made(first.rows.reshape(first.mailbox.call.edges, *rest), first, first.mailbox.call.edges)
@@ -384,7 +415,7 @@ def _indexed(func: Any, first: Messages | None, args: Any, kwargs: Any) -> Any:
     of_nodes = 1 if first is None else 2
     if any(type(i) is not slice or i != whole for i in index[:of_nodes]):
         raise Exists
-    plain = t.as_subclass(Tensor) if first is None else first.rows
+    plain = t.rows if first is None else first.rows
     index = (whole, *index[of_nodes:])
     return _made(plain[index], first, plain.shape[0])
 
@@ -412,7 +443,7 @@ def _multiplied(func: Any, first: Messages | None, args: Any, kwargs: Any) -> An
         raise Exists
     if any(o is not None and type(o) not in guards.PLAIN for o in others) or weight.dim() != 2:
         raise Exists
-    plain = t.as_subclass(Tensor) if first is None else first.rows
+    plain = t.rows if first is None else first.rows
     return _made(func(plain, weight, *bias, **kwargs), first, plain.shape[0])
 
 
@@ -423,7 +454,7 @@ def _normed(func: Any, first: Messages | None, args: Any, kwargs: Any) -> Any:
         raise Exists
     if any(isinstance(p, OfNodes) for p in (*rest, *kwargs.values())):
         raise Exists
-    plain = t.as_subclass(Tensor) if first is None else first.rows
+    plain = t.rows if first is None else first.rows
     return _made(func(plain, shape, *rest, **kwargs), first, plain.shape[0])
 
 
@@ -443,7 +474,7 @@ def _dropped(func: Any, first: Messages | None, args: Any, kwargs: Any) -> Any:
     t, p = named["input"], named.get("p", 0.5)
     if not named.get("training", True) or not p:
         return t
-    plain = t.as_subclass(Tensor) if first is None else existing(first.rows)
+    plain = t.rows if first is None else existing(first.rows)
     return _made(func(plain, p), first, plain.shape[0])
 
 
@@ -472,4 +503,4 @@ for _functions, _handler in (
 ):
     _HANDLERS.update(dict.fromkeys(_functions, _handler))
 _OF_ALL = {getattr(Tensor, name).__get__ for name in ("dtype", "device", "ndim", "is_cuda", "layout")}
-_OF_ALL |= {Tensor.dim, Tensor.is_floating_point, torch.is_floating_point, Tensor.as_subclass}
+_OF_ALL |= {Tensor.dim, Tensor.is_floating_point, torch.is_floating_point}

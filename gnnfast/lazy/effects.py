@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dis
 import functools
@@ -12,19 +13,28 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules import module as torch_module
 
 # Whose functions and modules leave nothing behind, but for those that are known to.
 LIBRARIES = ("torch.", "torch_geometric.", "dgl.", "torch_scatter.", "torch_sparse.", "torch_cluster.", "einops.", "numpy.")
+_LOADS = ("LOAD_METHOD", "LOAD_ATTR", "LOAD_GLOBAL", "LOAD_NAME")
+_CALLS = ("PRECALL", "CALL", "CALL_FUNCTION", "CALL_METHOD")
+_INPLACE = {name for name, f in vars(functional).items() if isinstance(f, FunctionType) and "inplace" in f.__code__.co_varnames}
 _STORES = ("STORE_ATTR", "STORE_GLOBAL", "DELETE_ATTR", "DELETE_GLOBAL")
 # Beside what ends in "_": methods that change what they are called on, or what a backward pass will do.
 _METHODS = {"append", "extend", "insert", "pop", "popleft", "appendleft", "update", "setdefault", "register_hook", "retain_grad"}
 # By which numbers come from generators that are not torch's own, arguments are written into, or a library function runs the user's
 # again; iterators go on.
 _NAMES = {"random", "generator", "Generator", "default_rng", "next", "setattr", "out", "inplace", "checkpoint", "apply"}
-_NAMES |= {"print", "write"}  # which is seen
+_NAMES |= {"print", "write", "writelines", "stdout", "stderr", "logging", "warnings"}  # which is seen
+_NAMES |= {"type", "to_dlpack", "from_dlpack", "__dlpack__"}  # of a tensor, and its memory, that is not the user's
+# What changes containers that have a name; of others, such as are new in each run, these may be methods of tensors.
+_OF_CONTAINERS = {"add", "remove", "discard", "clear", "reverse", "sort", "popitem", "extendleft", "rotate"}
 # Types of which nothing that runs can be had, for speed; and what of an object's class does not run once it exists.
-_INERT = {type(None), int, float, str, bool, complex, bytes, tuple, list, dict, set, frozenset, Tensor, nn.Parameter}
+_INERT = {type(None), int, float, str, bool, complex, bytes, tuple, frozenset, Tensor, nn.Parameter}
 _INERT |= {torch.dtype, torch.device, torch.Size}
+_CONTAINERS = {list, dict, set, bytearray, collections.deque, collections.OrderedDict, collections.defaultdict, collections.Counter}
 _Cached = type(functools.cache(len))
 _CREATION = {"__init__", "__new__", "__module__", "__doc__", "__dict__", "__weakref__", "__init_subclass__", "__del__"}
 
@@ -48,13 +58,29 @@ def _goes_on(code: CodeType) -> bool:
     """Whether a second run of a function may find something else than the first did: what the first has written into, or has
     assigned to an attribute that it reads."""
     read = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_ATTR", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_METHOD")}
-    for i in dis.get_instructions(code):
+    instructions = [*dis.get_instructions(code)]
+    for n, i in enumerate(instructions):
         if i.opname in _STORES and (i.opname != "STORE_ATTR" or i.argval in read):
+            return True
+        if i.opname == "LOAD_CONST" and i.argval is True and _may_write(instructions, n + 1):
             return True
         if i.opname == "STORE_DEREF" and i.argval in code.co_freevars:
             return True
     words = {*code.co_names, *(word for const in code.co_consts if type(const) is tuple for word in const if type(word) is str)}
     return _writes(code) or not words.isdisjoint(_NAMES) or any(map(_goes_on, _inner(code)))
+
+
+def _may_write(instructions: list[dis.Instruction], at: int) -> bool:
+    """Whether a True before an instruction is the last argument by position, and so perhaps ``inplace``, of a function that has
+    such, or of one that is not known by its name."""
+    if at >= len(instructions) or instructions[at].opname not in _CALLS:
+        return False
+    depth = instructions[at].arg or 0
+    for i in reversed(instructions[:at]):
+        if depth <= 0 and i.opname != "PUSH_NULL":
+            return i.opname not in _LOADS or i.argval in _INPLACE
+        depth -= dis.stack_effect(i.opcode, i.arg, jump=False)
+    return True
 
 
 def _writes(code: CodeType) -> bool:
@@ -72,10 +98,12 @@ def _inner(code: CodeType) -> Iterator[CodeType]:
 
 
 def _cells(function: FunctionType) -> Iterator[Any]:
-    """What a function has from around it."""
+    """What a function has from around it, and of what it was made."""
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # empty so far
             yield cell.cell_contents
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
 
 
 def is_of_library(thing: Any) -> bool:
@@ -98,11 +126,14 @@ def modules_of(*modules: Any) -> list[Any]:
     return list(found.values())
 
 
-def modules_run(function: Any, module: nn.Module | None) -> list[Any] | None:
+def modules_run(function: Any, module: nn.Module | None, may_keep: bool = True) -> list[Any] | None:
     """The modules that a function may run, perhaps a method of one; ``None`` if something can be seen by which it, or what
-    it calls, may make something else of the same arguments when it runs again. What torch, PyG and DGL have written may not."""
+    it calls, may make something else of the same arguments when it runs again, or, without ``may_keep``, leaves something with
+    others. What torch, PyG and DGL have written may not."""
     reach = Reach(function, module)
-    if reach.unseen or any(map(_goes_on, (*reach.codes, *reach.forwards))):
+    if reach.unseen or any(_goes_on(code) or (not may_keep and stores(code)) for code in (*reach.codes, *reach.forwards)):
+        return None
+    if torch_module._has_any_global_hook():  # type: ignore[no-untyped-call]
         return None
     others = [m for m in reach.modules if m is not module]
     return None if any(m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__ for m in others) else reach.modules
@@ -153,6 +184,10 @@ class Reach:
         kind = type(thing)
         if kind in _INERT or thing is owner:
             return
+        if kind in _CONTAINERS:
+            if not _OF_CONTAINERS.isdisjoint(names):
+                self.unseen = f"a {kind.__name__}"
+            return
         if kind is FunctionType:
             self._left.append((thing, owner))
         elif isinstance(thing, nn.Module):
@@ -189,7 +224,8 @@ class Reach:
                 if any(callable(vars(cls).get(name)) for name in names):
                     self.unseen = f"a {cls.__name__}"
             else:  # operators may run as well, as does a call
-                self._add_named(vars(cls), (*names, *(n for n in vars(cls) if n[:2] == "__" and n not in _CREATION)), thing, names)
+                runs = (n for n, f in vars(cls).items() if n[:2] == "__" and callable(f) and n not in _CREATION)
+                self._add_named(vars(cls), (*names, *runs), thing, names)
         self._add_named(getattr(thing, "__dict__", {}), names, thing, names)
 
     def _add_named(self, values: Any, wanted: tuple[str, ...], owner: Any, names: tuple[str, ...]) -> None:

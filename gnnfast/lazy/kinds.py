@@ -5,6 +5,7 @@ a reduction makes of them, ``aggregate(reduce, training)``, ``None`` where they 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,8 +22,19 @@ if _native.cpu.loaded:
     from gnnfast.ops.edge_gate import FUNCTIONS
 
 
+class _Raised(threading.local):
+    count = 0
+
+
+raised = _Raised()
+
+
 class Exists(BaseException):
-    """Not an Exception: users' own handlers must not see it."""
+    """Not an Exception: users' own handlers must not see it. Of those that do, ``raised`` tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        raised.count += 1
 
 
 class Gathered:

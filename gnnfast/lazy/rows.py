@@ -9,6 +9,7 @@ can be seen to leave traces (:mod:`gnnfast.lazy.effects`) gets rows that exist a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -28,7 +29,7 @@ from gnnfast.dispatch.select import cannot_win
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.lazy import effects
-from gnnfast.lazy.kinds import Exists, Gathered, Pair, Weighted, version_of
+from gnnfast.lazy.kinds import Exists, Gathered, Pair, Weighted, raised, version_of
 from gnnfast.lazy.scores import Kind
 from gnnfast.stream import is_capturing
 
@@ -46,11 +47,13 @@ class Key(NamedTuple):
 
 
 class User(NamedTuple):
-    """A user's ``function`` that is given rows, as one of PyG's ``message()``, and the ``module`` it is of, if any."""
+    """A user's ``function`` that is given rows, as one of PyG's ``message()``, and the ``module`` it is of, if any. ``may_keep``:
+    what it leaves with others is made to exist in the end."""
 
     function: Any
     module: torch.nn.Module | None
     key: Key
+    may_keep: bool = True
 
 
 class Call:
@@ -60,6 +63,7 @@ class Call:
 
     def __init__(self, users: tuple[User, ...], modules: list[Any], ends: edges.Ends, place: str) -> None:
         self.user, self.ends, self.place, self.edges = users[0], ends, place, ends.ids[BY_DST].shape[0]
+        self.writes = any(getattr(m, "inplace", False) for m in modules)  # perhaps into what it is given
         self._users, self._modules = users, modules  # the latter may be run
         self.grad_enabled = torch.is_grad_enabled()
         self.gained = self.existed = False
@@ -75,8 +79,8 @@ class Call:
         if _known(users[0].key).hopeless or (torch.is_grad_enabled() and saved_tensors_are_watched()):
             return None  # a forward pass and its repetition must save the same, whatever was found in between
         modules: list[Any] = []
-        for function, module, _ in users:
-            run = effects.modules_run(function, module)
+        for function, module, _, may_keep in users:
+            run = effects.modules_run(function, module, may_keep)
             if run is None:
                 return None
             modules += run
@@ -86,13 +90,15 @@ class Call:
 
     def run(self, function: Callable[[], Any]) -> tuple[Any] | None:
         """What a function returns that uses :meth:`rows`; ``None`` where it must run on rows that exist."""
-        restore = _restorer(self._modules, self.ends.ids[BY_DST].device)
-        try:
-            found = (function(),)
-        except (Exists, Exception):  # if the user's own, it is raised again
+        restore, before = _restorer(self._modules, self.ends.ids[BY_DST].device), raised.count
+        found = None
+        with contextlib.suppress(Exists, Exception):  # if the user's own, it is raised again
+            made = (function(),)
+            if raised.count == before:  # else the user's code has caught it
+                found = made
+        if found is None:
             self.gained = False
             restore()
-            found = None
         if not self.gained:
             _learn(self.user.key, hopeless=True, operations=tuple(self.operations))
         return found
@@ -100,7 +106,7 @@ class Call:
     def check_kept(self) -> None:
         """Raises Exists where a user's ``message()`` keeps rows with the layer, whose gradients somebody may ask for: what is
         reduced must be made of them."""
-        for function, module, _ in self._users:
+        for function, module, *_ in self._users:
             if module is None or effects.is_of_library(function):
                 continue
             if any(type(v) is Rows and v.kind is not None for v in module.__dict__.values()):
@@ -353,7 +359,8 @@ def _restorer(modules: list[Any], device: torch.device) -> Callable[[], None]:
             torch.cuda.set_rng_state(of_device, device)
         for owner, name, buffer, version, before in buffers:
             owner._buffers[name] = buffer
-            if version is None or version_of(buffer) != version:
+            # torch's batch_norm writes, and does not say so.
+            if version is None or version_of(buffer) != version or not torch.equal(buffer, before):
                 with torch.no_grad():
                     buffer.copy_(before)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,9 +95,9 @@ _derived = WeakTensorKeyDictionary()
 _owners = WeakTensorKeyDictionary()
 
 
-def derived(array: Tensor, what: Hashable, make: Callable[[], Tensor]) -> Tensor | None:
-    """What ``make`` makes of one of a graph's arrays, kept as long as the array under the name ``what``; ``None`` if it would be
-    made while a CUDA graph is captured, since it would then have no values before the replay."""
+def derived(array: Tensor, what: Hashable, make: Callable[[], Any]) -> Any:
+    """What ``make`` makes of one of a graph's arrays, with ``nbytes``, kept as long as the array under the name ``what``; ``None``
+    if it would be made while a CUDA graph is captured, since it would then have no values before the replay."""
     kept = _derived.get(array)
     found = None if kept is None else kept.get(what)
     if found is None:

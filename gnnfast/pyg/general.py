@@ -18,7 +18,7 @@ from gnnfast.dispatch import edges, several, softened
 from gnnfast.graph import Graph
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.lazy import rows as lazy
-from gnnfast.lazy.kinds import version_of
+from gnnfast.lazy.kinds import Exists, version_of
 from gnnfast.lazy.rows import Call, Key, User, existing, operations
 from gnnfast.pyg import bounded
 from gnnfast.pyg.adjacency import graph_of, running
@@ -95,12 +95,21 @@ def propagate(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
 
     def aggregated(exist: bool) -> Any:
         before, running.messages = running.messages, (ends, version)
+        given = _arguments(steps.message, collected, exist)
+        copies: list[tuple[Tensor, int | None]] = []
+        if not exist and rows is not None and rows.writes:  # who runs again would write twice
+            for name, value in given.items():
+                if type(value) is Tensor:
+                    given[name] = value.clone()
+                    copies.append((given[name], version_of(given[name])))
         try:
-            messages = module.message(**_arguments(steps.message, collected, exist))
+            messages = module.message(**given)
         finally:
             running.messages = before
         if not exist and rows is not None:
             rows.check_kept()
+            if any(version_of(t) != v for t, v in copies):
+                raise Exists
         if version_of(edge_index) != version:  # message() has written into it: the graph is another than that of ``ends``
             return module.aggregate(existing(messages), **_arguments(steps.aggregate, collected))
         return existing(_aggregate(module, steps, messages, ends, collected, why, None if exist else rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import math
@@ -438,6 +439,163 @@ def test_what_leaves_traces_runs_once(device):
 
     report = compare("random", tnn.Linear(1, 1), stores, device)
     assert not any("degree by degree" in reason for _, reason in report.fallbacks)  # messages are made once, and reduced at once
+
+
+SEEN = set()
+
+
+class Tracing(tnn.Module):
+    """What DGL runs once, or once for each degree, gnnfast must not run more or less often."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.act, self.lin = tnn.BatchNorm1d(F), tnn.LeakyReLU(0.5, inplace=True), tnn.Linear(F, F)
+        self.items = [1.0, 2.0, 3.0]
+
+    def left(self, nodes):
+        return {"o": nodes.mailbox["m"].var(1, unbiased=False)}
+
+    def normed(self, edges):
+        return {"m": self.norm(edges.src["x"])}
+
+    def written(self, edges):
+        return {"m": self.act(edges.data["w"]) * edges.src["x"]}
+
+    def written_by_position(self, edges):
+        return {"m": functional.leaky_relu(edges.data["w"], 0.5, True) * edges.src["x"]}
+
+    def added(self, edges):
+        SEEN.add(len(SEEN))
+        return {"m": edges.src["x"] * len(SEEN)}
+
+    def reversed(self, edges):
+        self.items.reverse()
+        return {"m": edges.src["x"] * self.items[0]}
+
+    def from_default(self, edges, numbers=[1.0, 2.0]):  # noqa: B006
+        numbers.reverse()
+        return {"m": edges.src["x"] * numbers[0]}
+
+
+@pytest.mark.parametrize("name", ["normed", "written", "written_by_position", "added", "reversed", "from_default"])
+def test_messages_whose_reduction_is_left_run_once(name, device):
+    """The function of the mailbox cannot run once for all nodes; that of the edges had run before it was known."""
+    Tracing.from_default.__defaults__[0][:] = [1.0, 2.0]
+
+    def passes(g, layer):
+        SEEN.clear()
+        g.edata["w"] = torch.full((g.num_edges(), 1), -4.0, dtype=torch.float64, device=g.device)
+        for _ in range(3):
+            g.update_all(getattr(layer, name), layer.left)
+        return torch.cat([g.ndata["o"], g.edata["w"].expand(-1, F)])
+
+    compare("random", Tracing(), passes, device)  # buffers, too
+
+
+def test_what_a_function_of_a_mailbox_keeps(device):
+    """It keeps tensors of the last degree, in DGL."""
+
+    class Keeps(tnn.Module):
+        def alpha_kept(self, nodes):
+            self.alpha = alpha = functional.softmax(nodes.mailbox["m"], dim=1)
+            self.box = nodes.mailbox
+            return {"o": (alpha * nodes.mailbox["m"]).sum(1)}
+
+    layer = Keeps()
+
+    def passes(g, layer):
+        g.update_all(fn.copy_u("x", "m"), layer.alpha_kept)
+        return g.ndata["o"] * layer.alpha.mean() + layer.box["m"].sum()
+
+    compare("random", layer, passes, device)
+
+
+def test_failures_that_a_function_catches(device):
+    def caught(nodes):
+        mail = nodes.mailbox["m"]
+        try:
+            return {"o": mail.std(1, unbiased=False)}
+        except BaseException:
+            return {"o": mail.sum(1) * 100}
+
+    def suppressed(nodes):
+        out = nodes.mailbox["m"].sum(1)
+        with contextlib.suppress(BaseException):
+            out = out * len(nodes)
+        return {"o": out}
+
+    def returned(nodes):
+        out = nodes.mailbox["m"].sum(1)
+        try:
+            out = out * len(nodes)
+        finally:
+            return {"o": out}  # noqa: B012
+
+    for function in (caught, suppressed, returned):
+
+        def passes(g, layer, function=function):
+            g.update_all(lambda edges: {"m": edges.src["x"] * 2}, function)
+            return g.ndata["o"]
+
+        compare("random", tnn.Linear(1, 1), passes, device)
+
+
+@torch.jit.script
+def centre(x: torch.Tensor) -> torch.Tensor:
+    return x.mean(0, keepdim=True)
+
+
+def test_operations_that_torch_does_not_show(device):
+    def scripted(nodes):
+        return {"o": nodes.mailbox["m"].sum(1) - centre(nodes.data["x"])}
+
+    def foreign(nodes):
+        x = torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(nodes.data["x"].detach()))
+        return {"o": nodes.mailbox["m"].sum(1) - x.mean(0, keepdim=True)}
+
+    for function in (scripted, foreign):
+
+        def passes(g, layer, function=function):
+            g.update_all(fn.copy_u("x", "m"), function)
+            return g.ndata["o"]
+
+        compare("random", tnn.Linear(1, 1), passes, device)
+
+
+def test_features_of_edges_as_a_frame(device):
+    def of_parts(edges):
+        whole, some = edges.src.clone(), edges.dst.subframe(torch.arange(7, device=edges.data["w"].device))
+        return {"e": whole["x"] + some["x"].sum(0)}
+
+    def passes(g, layer):
+        g.apply_edges(of_parts)
+        return g.edata["e"]
+
+    compare("random", tnn.Linear(1, 1), passes, device)
+
+
+def test_numbers_of_messages_are_those_of_python(device):
+    numbers = {
+        "integer": lambda n: np.reciprocal(n) + n // 2 + n % 3,
+        "complex": lambda n: abs((n - 3) ** 0.5),
+        "of numpy": lambda n: np.log1p(n) + np.sqrt(n) + np.float32(2) * n,
+        "negative": lambda n: -n + abs(-n) - (3 - n) / n,
+    }
+    for number in numbers.values():
+
+        def passes(g, layer, number=number):
+            g.update_all(fn.copy_u("x", "m"), lambda nodes: {"o": nodes.mailbox["m"].sum(1) * number(nodes.mailbox["m"].size(1))})
+            return g.ndata["o"]
+
+        compare("hub", tnn.Linear(1, 1), passes, device)
+
+    def divided(g, layer):
+        g.update_all(fn.copy_u("x", "m"), lambda nodes: {"o": nodes.mailbox["m"].sum(1) / (1 / (nodes.mailbox["m"].size(1) - 1))})
+
+    g = dgl.graph(([0, 1, 2], [1, 0, 0])).to(device)
+    g.ndata["x"] = torch.ones(3, F, device=device)
+    with pytest.raises(ZeroDivisionError):
+        divided(g, None)
 
 
 def test_features_written_into_afterwards(device):

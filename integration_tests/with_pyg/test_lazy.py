@@ -275,7 +275,7 @@ def test_state_after_a_second_run(device):
     """A function that cannot run without rows draws and counts as in PyG, although it had begun before."""
 
     def draws(m, i, j, attr, at):
-        return Doubled.apply(j) * m.norm(i) * torch.rand_like(attr)
+        return m.norm(i) * Doubled.apply(j) * torch.rand_like(attr)
 
     def layer():
         made = Layer(draws).to(device, torch.float64)
@@ -338,6 +338,23 @@ def test_what_a_layer_holds_runs_once(seen_by, device):
     assert relative_error(out, layer(expected)(*args)) < 1e-12
     gnnfast.enable()
     assert found.total == expected.total == 1
+
+
+def test_arguments_written_into_are_written_into_once(device):
+    """By a module within a message() that could not run on rows that do not exist."""
+
+    def layer():
+        made = Layer(lambda m, i, j, attr, at: m.act(attr) * m.doubled(j)).to(device, torch.float64)
+        made.act, made.doubled = tnn.LeakyReLU(0.5, inplace=True), Doubled.apply
+        return made
+
+    x, edge_index, _ = arguments("random", device)
+    found, expected = (torch.full((edge_index.shape[1], 1), -4.0, dtype=torch.float64, device=device) for _ in range(2))
+    out = layer()(x, edge_index, found)
+    gnnfast.disable()
+    assert relative_error(out, layer()(x, edge_index, expected)) < 1e-12
+    gnnfast.enable()
+    assert torch.equal(found, expected) and float(found[0]) == -2
 
 
 def test_layers_without_a_hash(device):
