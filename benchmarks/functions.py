@@ -223,6 +223,9 @@ def main(arguments: list[str] | None = None) -> int:
     about = "arxiv-size on a GPU, pubmed-size on a CPU if not given"
     parser.add_argument("--graphs", nargs="*", **tables.named((*graphs.OTHER_SIZES, *graphs.LOG_NORMAL), about))
     parser.add_argument("--width", type=int, help="features of a node; 128 on a GPU, 64 on a CPU if not given")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="rows whose names begin so, as mailbox or HGTConv; all if not given"
+    )
     tables.add_output(parser)
     options = parser.parse_args(arguments)
     dgl = peers.import_dgl("functions")
@@ -241,7 +244,10 @@ def main(arguments: list[str] | None = None) -> int:
         x, weight = torch.randn(nodes, width, device=device), torch.rand(g.num_edges(), 1, device=device)
         leaves = [x.requires_grad_(), weight, *functions.parameters()]
         at: tables.Row = {"graph": name, "edges": g.num_edges(), "features": width}
-        for work, call in works(functions).items():
+        chosen = {w: call for w, call in works(functions).items() if not options.only or w.startswith(tuple(options.only))}
+        if not chosen:
+            parser.error(f"--only {' '.join(options.only)} begins none of: {'; '.join(works(functions))}")
+        for work, call in chosen.items():
             rows.append(measure(at | {"function": work}, call, g, leaves))
             if options.out:
                 tables.save(tables.make_record(title, device, rows, {}), options.out)

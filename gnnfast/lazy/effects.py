@@ -108,9 +108,12 @@ def _cells(function: FunctionType) -> Iterator[Any]:
 
 def is_of_library(thing: Any) -> bool:
     """Whether a class or function is torch's, PyG's or DGL's, or of another library that is known."""
-    module = (
-        thing.__globals__.get("__name__") if type(thing) is FunctionType else thing.__module__
-    )  # wraps() gives a function another
+    # functools.wraps() gives a function the __module__ of another.
+    return _is_library(thing.__globals__.get("__name__") if type(thing) is FunctionType else thing.__module__)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library(module: str | None) -> bool:
     return f"{module}.".startswith(LIBRARIES)
 
 
@@ -170,14 +173,13 @@ class Reach:
         if type(function) is not FunctionType:
             self.unseen = getattr(function, "__name__", type(function).__name__)
         elif self._is_new(function) and not is_of_library(function):
-            code, own = function.__code__, getattr(owner, "__dict__", {})
+            code, kind, own, known = function.__code__, type(owner), getattr(owner, "__dict__", {}), function.__globals__
+            names = code.co_names
             codes.append(code)
-            self._names.update(code.co_names)
-            for name in code.co_names:
-                for thing in (getattr(type(owner), name, None), own.get(name), function.__globals__.get(name)):
-                    self._add(thing, owner, code.co_names)
-            for thing in _cells(function):
-                self._add(thing, owner, code.co_names)
+            self._names.update(names)
+            named = [thing for n in names for thing in (getattr(kind, n, None), own.get(n), known.get(n)) if thing is not None]
+            for thing in (*named, *_cells(function)):
+                self._add(thing, owner, names)
 
     def _add(self, thing: Any, owner: Any, names: tuple[str, ...]) -> None:
         """Follows a thing that a function has a name for, as a method of ``owner`` if it is one; ``names`` are all it has."""
@@ -244,4 +246,4 @@ class Reach:
 
 def _is_known(module: str) -> bool:
     """Whether a Python module, by its name, is of torch, PyG, DGL, another library that is known, or Python's own."""
-    return f"{module}.".startswith(LIBRARIES) or module.partition(".")[0] in sys.stdlib_module_names
+    return _is_library(module) or module.partition(".")[0] in sys.stdlib_module_names
