@@ -96,6 +96,7 @@ class Call:
             made = (function(),)
             if raised.count == before:  # else the user's code has caught it
                 found = made
+        raised.count = before  # a run around this one has nothing to do with it
         if found is None:
             self.gained = False
             restore()
@@ -359,8 +360,9 @@ def _restorer(modules: list[Any], device: torch.device) -> Callable[[], None]:
             torch.cuda.set_rng_state(of_device, device)
         for owner, name, buffer, version, before in buffers:
             owner._buffers[name] = buffer
-            # torch's batch_norm writes, and does not say so.
-            if version is None or version_of(buffer) != version or not torch.equal(buffer, before):
+            # torch's batch_norm writes, and does not say so. While a CUDA graph is captured nobody can look.
+            unseen = version is None or (buffer.is_cuda and is_capturing())
+            if unseen or version_of(buffer) != version or not torch.equal(buffer, before):
                 with torch.no_grad():
                     buffer.copy_(before)
 
