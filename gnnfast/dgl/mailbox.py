@@ -88,11 +88,9 @@ class Mailbox:
         """A number of each node beside rows of so many dimensions, of their dtype, as a number of Python's is."""
         if not dtype.is_floating_point or any(type(n) is not int and not isinstance(n, float) for n in number.numbers):
             raise Exists
-        counts = number.counts
-        table = torch.tensor(
-            [*[0.0] * (len(counts.numbers) - len(number.numbers)), *map(float, number.numbers)], dtype=torch.float64
-        )
-        values = table.to(counts.of_nodes.device, dtype)[counts.of_nodes]
+        of_nodes, starving = number.counts.of_nodes, len(number.counts.numbers) - len(number.numbers)
+        table = torch.tensor([*[0.0] * starving, *map(float, number.numbers)], dtype=torch.float64)
+        values = table.to(of_nodes.device, dtype).index_select(0, of_nodes)
         if at_edges:
             values = self.call.gather(values, BY_DST)
         elif self.ids is not None:
