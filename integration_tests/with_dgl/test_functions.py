@@ -480,10 +480,10 @@ class Tracing(tnn.Module):
 @pytest.mark.parametrize("name", ["normed", "written", "written_by_position", "added", "reversed", "from_default"])
 def test_messages_whose_reduction_is_left_run_once(name, device):
     """The function of the mailbox cannot run once for all nodes; that of the edges had run before it was known."""
-    Tracing.from_default.__defaults__[0][:] = [1.0, 2.0]
 
     def passes(g, layer):
         SEEN.clear()
+        Tracing.from_default.__defaults__[0][:] = [1.0, 2.0]
         g.edata["w"] = torch.full((g.num_edges(), 1), -4.0, dtype=torch.float64, device=g.device)
         for _ in range(3):
             g.update_all(getattr(layer, name), layer.left)
