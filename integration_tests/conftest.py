@@ -95,3 +95,14 @@ def nothing_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
 def small(nothing_is_too_small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls too small to gain are left alone, as they are where nothing is tested."""
     monkeypatch.setattr("gnnfast.dispatch.select.SMALL", SMALL)
+
+
+@pytest.fixture(params=["rows there are", "all rows"])
+def rows(request, monkeypatch):
+    """Of nodes and types of edges; graphs of tests are small enough for all."""
+    from gnnfast.dispatch import relations
+
+    if request.param == "rows there are":
+        monkeypatch.setattr(relations, "ALL_ROWS_BYTES", 0)
+        monkeypatch.setattr(relations, "ALL_ROWS_PRODUCTS", 0)
+    return request.param

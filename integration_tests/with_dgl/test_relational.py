@@ -15,7 +15,6 @@ dgl = pytest.importorskip("dgl", reason="DGL is not installed")
 from dgl.nn.pytorch import HGTConv, RelGraphConv  # noqa: E402
 
 from gnnfast.dgl import bridge  # noqa: E402
-from gnnfast.dispatch import relations  # noqa: E402
 
 F, R, T = 8, 5, 3  # types of edges, of which one has none, and of nodes
 SOME = ["random", "hub", "isolated", "self_loops_and_duplicates", "one_edge", "bipartite", "no_edges"]
@@ -38,15 +37,6 @@ def device(device):
     if device.type == "cuda" and bridge.absent():
         pytest.skip(f"there is no bridge: {bridge.absent()}")
     return device
-
-
-@pytest.fixture(params=["rows there are", "all rows"])
-def rows(request, monkeypatch):
-    """Graphs of tests are small enough for all rows."""
-    if request.param == "rows there are":
-        monkeypatch.setattr(relations, "ALL_ROWS_BYTES", 0)
-        monkeypatch.setattr(relations, "ALL_ROWS_PRODUCTS", 0)
-    return request.param
 
 
 def make(name, idtype=torch.int64):

@@ -15,7 +15,6 @@ pytest.importorskip("torch_geometric", reason="PyG is not installed")
 from torch_geometric import nn
 
 from gnnfast.cache import cache
-from gnnfast.dispatch import relations
 
 F, OUT, R = 8, 12, 5
 MAKES = {"RGCNConv": nn.RGCNConv, "FastRGCNConv": nn.FastRGCNConv}
@@ -29,15 +28,6 @@ OPTIONS = {
     "sorted": {"is_sorted": True},
 }
 SOME_GRAPHS = ["one_edge", "random", "hub", "self_loops_and_duplicates", "isolated", "sorted", "bipartite"]
-
-
-@pytest.fixture(params=["rows there are", "all rows"])
-def rows(request, monkeypatch):
-    """Graphs of tests are small enough for all rows."""
-    if request.param == "rows there are":
-        monkeypatch.setattr(relations, "ALL_ROWS_BYTES", 0)
-        monkeypatch.setattr(relations, "ALL_ROWS_PRODUCTS", 0)
-    return request.param
 
 
 def made(name, device, dtype=torch.float64):
