@@ -57,7 +57,7 @@ def step(layer, g, *args, dtype=torch.float64, **options):
     x = torch.randn(g.num_src_nodes(), F, generator=generator, dtype=dtype).to(g.device).requires_grad_()
     norm = options.pop("norm", None)
     if norm is not None:
-        norm = options["norm"] = norm.to(dtype).requires_grad_()
+        norm = options["norm"] = norm.to(dtype, copy=True).requires_grad_()
     layer.zero_grad()
     out = layer(g, x, *args, **options)
     out.pow(2).sum().backward()
