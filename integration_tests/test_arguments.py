@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -20,7 +20,7 @@ from gnnfast import Graph
 
 def test_every_argument_of_every_function():
     script = Path(__file__).with_name("arguments.py")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, cwd=script.parent)
+    done = forked.run([str(script)], script.parent, dict(os.environ))
     assert done.returncode == 0, done.stdout + done.stderr
     *complaints, calls = done.stdout.splitlines()
     assert not complaints, "\n".join(complaints)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -20,9 +19,9 @@ pytest.importorskip("torch_geometric", reason="PyG is not installed")
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_example(script, device, tmp_path):
-    command = [sys.executable, str(EXAMPLES / script), "--device", device.type, "--epochs", "2"]
+    command = [str(EXAMPLES / script), "--device", device.type, "--epochs", "2"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GNNFAST")} | {"COLUMNS": "120"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = forked.run(command, tmp_path, environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"loss \d+\.\d+, test accuracy [01]\.\d+", done.stdout)
     assert "left to the framework" not in done.stdout, done.stdout

@@ -20,7 +20,7 @@ from gnnfast.dgl.structure import known, sized, structure
 from gnnfast.dispatch import edges, execute
 from gnnfast.graph import Graph
 from gnnfast.graph.formats import BY_DST, BY_SRC
-from gnnfast.lazy.rows import Call, Key, User, are_few, existing, operations, pays
+from gnnfast.lazy.rows import Call, Key, Rows, User, are_few, existing, operations, pays
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import REDUCTIONS, REORDERED
 
@@ -59,8 +59,7 @@ def make_invoke_udf_reduce(original: Any) -> Any:
         batch = _batch(graph, [func], by_degree=True)
         call = None if batch is None else batch.call()
         if call is not None:
-            found = call.run(lambda: mailbox.run(func, graph, msgdata, call))
-            call.settle()
+            found = batch.attempt(call, lambda: mailbox.run(func, graph, msgdata, call))
             if found is not None:
                 return found[0]
         count(func, "degree by degree")
@@ -77,8 +76,7 @@ def make_invoke_edge_udf(original: Any) -> Any:
         batch = _batch(graph, [func]) if sys.modules["dgl.core"].is_all(eid) else None
         call = None if batch is None else batch.call()
         if batch is not None and call is not None:
-            found = call.run(lambda: {name: existing(value) for name, value in func(batch.edges(call, orig_eid)).items()})
-            call.settle()
+            found = batch.attempt(call, lambda: {n: existing(v) for n, v in func(batch.edges(call, orig_eid)).items()})
             if found is not None:
                 seen = operations(call.user.key, call, _name_of(func))
                 ran(call.place, "function of edges", "")
@@ -110,6 +108,7 @@ def make_message_passing(original: Any) -> Any:
 
     def reduced(batch: _Batch, call: _Call, mfunc: Any, rfunc: Any) -> Any:
         messages = messages_of(mfunc, batch.g, batch.edges(call, batch.g.edata.get(core.EID)))
+        batch.settle_written()
         call.check_kept()
         if not core.is_builtin(rfunc):
             return mailbox.run(rfunc, batch.g, messages, call)
@@ -129,8 +128,7 @@ def make_message_passing(original: Any) -> Any:
         call = None if batch is None else batch.call()
         if batch is None or call is None:
             return original(g, mfunc, rfunc, afunc)
-        found = call.run(lambda: reduced(batch, call, mfunc, rfunc))
-        call.settle()
+        found = batch.attempt(call, lambda: reduced(batch, call, mfunc, rfunc))
         if found is None:
             return original(g, mfunc, rfunc, afunc)
         (made,) = found
@@ -168,6 +166,24 @@ class _Batch:
         if call is not None and call.writes and any("data" in user.function.__code__.co_names for user in self.users):
             return None
         return call
+
+    def attempt(self, call: _Call, function: Callable[[], Any]) -> tuple[Any] | None:
+        """``call.run(function)``. What it writes into features of edges is there only if it comes to an end."""
+        frame = self.g._edge_frames[0]
+        before = dict(frame._columns)
+        found = call.run(function)
+        call.settle()
+        if found is None:
+            frame._columns = before
+        else:
+            self.settle_written()
+        return found
+
+    def settle_written(self) -> None:
+        """Makes rows exist that were written into features of edges."""
+        for column in self.g._edge_frames[0]._columns.values():
+            if isinstance(getattr(column, "storage", None), Rows):
+                column.storage = existing(column.storage)
 
     def edges(self, call: _Call | None, orig_eid: Any) -> Any:
         """DGL's ``EdgeBatch``, with rows of a call, or such as exist."""
@@ -269,7 +285,7 @@ def _user(func: Any, may_keep: bool) -> User | None:
     if module is not None and not isinstance(module, torch.nn.Module):
         return None
     code = function.__code__  # what stands alone may be made anew for each call
-    return User(function, module, Key(code) if module is None else Key(module, code), may_keep)
+    return User(function, module, Key(code) if module is None else Key(module, code), may_keep, "data" if may_keep else "")
 
 
 def _around(function: FunctionType) -> Iterator[tuple[str, Any]]:

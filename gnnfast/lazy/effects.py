@@ -54,9 +54,9 @@ def leaves_something(code: CodeType) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _goes_on(code: CodeType) -> bool:
-    """Whether a second run of a function may find something else than the first did: what the first has written into, or has
-    assigned to an attribute that it reads."""
+def _goes_on(code: CodeType, restored: str = "") -> bool:
+    """Whether a second run of a function may find something else than the first did: what the first has written into, but for what
+    is ``restored``, or has assigned to an attribute that it reads."""
     read = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_ATTR", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_METHOD")}
     instructions = [*dis.get_instructions(code)]
     for n, i in enumerate(instructions):
@@ -67,7 +67,7 @@ def _goes_on(code: CodeType) -> bool:
         if i.opname == "STORE_DEREF" and i.argval in code.co_freevars:
             return True
     words = {*code.co_names, *(word for const in code.co_consts if type(const) is tuple for word in const if type(word) is str)}
-    return _writes(code) or not words.isdisjoint(_NAMES) or any(map(_goes_on, _inner(code)))
+    return _writes(code, restored) or not words.isdisjoint(_NAMES) or any(map(_goes_on, _inner(code)))
 
 
 def _may_write(instructions: list[dis.Instruction], at: int) -> bool:
@@ -83,14 +83,28 @@ def _may_write(instructions: list[dis.Instruction], at: int) -> bool:
     return True
 
 
-def _writes(code: CodeType) -> bool:
-    for i in dis.get_instructions(code):
-        if i.opname == "STORE_SUBSCR" or i.opname.startswith("INPLACE_") or (i.opname == "BINARY_OP" and i.argrepr.endswith("=")):
+def _writes(code: CodeType, restored: str = "") -> bool:
+    instructions = [*dis.get_instructions(code)]
+    for n, i in enumerate(instructions):
+        if i.opname == "STORE_SUBSCR" and not (restored and _is_item_of(restored, code, instructions[:n])):
+            return True
+        if i.opname.startswith("INPLACE_") or (i.opname == "BINARY_OP" and i.argrepr.endswith("=")):
             return True
         called = i.argval if i.opname in ("LOAD_METHOD", "LOAD_ATTR") else ""
         if called in _METHODS or (called.endswith("_") and not called.startswith("_")):
             return True
     return False
+
+
+def _is_item_of(name: str, code: CodeType, before: list[dis.Instruction]) -> bool:
+    """Whether what is assigned to after some instructions is an item, of a constant key, of an attribute of a function's last
+    parameter."""
+    parameter = code.co_varnames[code.co_argcount - 1 : code.co_argcount]
+    if len(before) < 3 or any(i.opname == "STORE_FAST" and i.argval in parameter for i in before):
+        return False
+    of, attribute, key = before[-3:]
+    loaded = of.argval[-1:] if type(of.argval) is tuple else (of.argval,)  # several at once, in newer Pythons
+    return of.opname.startswith("LOAD_FAST") and loaded == parameter and attribute.argval == name and key.opname == "LOAD_CONST"
 
 
 def _inner(code: CodeType) -> Iterator[CodeType]:
@@ -129,13 +143,16 @@ def modules_of(*modules: Any) -> list[Any]:
     return list(found.values())
 
 
-def modules_run(function: Any, module: nn.Module | None, may_keep: bool = True) -> list[Any] | None:
+def modules_run(function: Any, module: nn.Module | None, may_keep: bool = True, restored: str = "") -> list[Any] | None:
     """The modules that a function may run, perhaps a method of one; ``None`` if something can be seen by which it, or what
     it calls, may make something else of the same arguments when it runs again, or, without ``may_keep``, leaves something with
-    others. What torch, PyG and DGL have written may not."""
+    others. What torch, PyG and DGL have written may not. Items of the attribute ``restored`` of its last parameter are as before
+    when it runs again."""
     reach = Reach(function, module)
-    if reach.unseen or any(_goes_on(code) or (not may_keep and stores(code)) for code in (*reach.codes, *reach.forwards)):
-        return None
+    own = getattr(function, "__code__", None)
+    for code in (*reach.codes, *reach.forwards):
+        if reach.unseen or _goes_on(code, restored if code is own else "") or (not may_keep and stores(code)):
+            return None
     if torch_module._has_any_global_hook():  # type: ignore[no-untyped-call]
         return None
     others = [m for m in reach.modules if m is not module]

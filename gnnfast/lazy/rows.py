@@ -48,12 +48,14 @@ class Key(NamedTuple):
 
 class User(NamedTuple):
     """A user's ``function`` that is given rows, as one of PyG's ``message()``, and the ``module`` it is of, if any. ``may_keep``:
-    what it leaves with others is made to exist in the end."""
+    what it leaves with others is made to exist in the end. ``restored``: an attribute of its last parameter, whose items are as
+    before if it runs again."""
 
     function: Any
     module: torch.nn.Module | None
     key: Key
     may_keep: bool = True
+    restored: str = ""
 
 
 class Call:
@@ -79,8 +81,8 @@ class Call:
         if _known(users[0].key).hopeless or (torch.is_grad_enabled() and saved_tensors_are_watched()):
             return None  # a forward pass and its repetition must save the same, whatever was found in between
         modules: list[Any] = []
-        for function, module, _, may_keep in users:
-            run = effects.modules_run(function, module, may_keep)
+        for function, module, _, *rules in users:
+            run = effects.modules_run(function, module, *rules)
             if run is None:
                 return None
             modules += run

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 pytest.importorskip("dgl", reason="DGL is not installed")
@@ -27,9 +27,7 @@ def test_example(script, device):
         pytest.skip("the tests run outside of the source tree, which has the examples")
     root = str(Path(sys.modules["gnnfast"].__file__).parents[1])
     env = os.environ | {"PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(EXAMPLES / script), device.type], env=env, capture_output=True, text=True, timeout=600
-    )
+    done = forked.run([str(EXAMPLES / script), device.type], os.getcwd(), env, quiet=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found = {name: float(accuracy) for name, accuracy in re.findall(r"^(\w+) on .*accuracy ([\d.]+)", done.stdout, re.MULTILINE)}
     assert found.keys() == SCRIPTS[script].keys()

@@ -448,6 +448,74 @@ def test_what_leaves_traces_runs_once(device):
     assert not any("degree by degree" in reason for _, reason in report.fallbacks)  # messages are made once, and reduced at once
 
 
+class Opaque(torch.autograd.Function):
+    """Which no rows without elements can be given to."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class Storing(tnn.Module):
+    """As gated graph networks do: features of edges for the next layer."""
+
+    def stored(self, edges):
+        e = edges.data["e"] + edges.src["x"] + edges.dst["x"]
+        edges.data["e"] = e
+        return {"m": edges.src["x"], "e": e}
+
+    def read_again(self, edges):
+        edges.data["e"] = edges.data["e"] + edges.src["x"]
+        edges.data["e"] = edges.data["e"] * 2
+        edges.data["f"] = edges.dst["x"]
+        return {"m": edges.src["x"], "e": edges.data["e"].sigmoid() * edges.data["f"]}
+
+    def ends(self, edges):
+        edges.data["e"] = edges.data["e"] + edges.src["x"]
+        return {"m": edges.src["x"], "e": Opaque.apply(edges.dst["x"])}
+
+    def through_a_name(self, edges):
+        data = edges.data
+        data["e"] = data["e"] + edges.src["x"]
+        return {"m": edges.src["x"], "e": data["e"]}
+
+    def of_another(self, edges):
+        of, edges = edges, {"data": edges.data}
+        edges["data"]["e"] = of.data["e"] + of.src["x"]
+        return {"m": of.src["x"], "e": of.data["e"]}
+
+    def gates(self, nodes):
+        sigma = torch.sigmoid(nodes.mailbox["e"])
+        return {"o": nodes.data["x"] + (sigma * nodes.mailbox["m"]).sum(1) / (sigma.sum(1) + 1e-6)}
+
+    def left(self, nodes):
+        return {"o": (nodes.mailbox["e"] * nodes.mailbox["m"]).var(1, unbiased=False)}
+
+
+@pytest.mark.parametrize("reduce", ["gates", "left", "built in"])
+@pytest.mark.parametrize("name", ["stored", "read_again", "ends", "through_a_name", "of_another"])
+def test_features_of_edges_written_by_functions(name, reduce, device):
+    kept = []
+
+    def passes(g, layer):
+        g.edata["e"] = g.edata["w"] * torch.ones(1, F, dtype=g.edata["w"].dtype, device=g.device)
+        for _ in range(2):
+            g.update_all(getattr(layer, name), fn.sum("e", "o") if reduce == "built in" else getattr(layer, reduce))
+        g.apply_edges(getattr(layer, name))
+        kept.append(g.edata["e"])
+        return torch.cat([g.ndata["o"], g.edata["e"], g.edata.get("f", g.edata["e"])])
+
+    for graph in ("random", "isolated", "hub"):
+        report = compare(graph, Storing(), passes, device)
+        assert all(type(t) is torch.Tensor for t in kept)
+        if name in ("stored", "read_again") and reduce == "gates":
+            assert not report.fallbacks, report
+
+
 SEEN = set()
 
 

@@ -50,6 +50,33 @@ inline To bit_cast(const From& from) {
   return to;
 }
 
+// ---- 16 bits, in the lower half of 32: of one element or of a vector ----------------------------------------------------
+template <int L>
+using Words = typename Vector<uint32_t, L>::type;
+template <int L>
+using Shorts = typename Vector<uint16_t, L>::type;
+
+template <class U, class F>
+inline U bf16_bits(const F& v) {  // to nearest, ties to even
+  const U bits = bit_cast<U>(v), quiet = U{} + 0x7fc0u;
+  return v != v ? quiet : (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
+}
+// Scaling by 2^112 turns a half's exponent, placed as a float's, into the right one, subnormals included.
+template <class F, class U>
+inline F half_value(const U& half) {
+  const U sign = (half & 0x8000u) << 16, magnitude = (half & 0x7fffu) << 13;
+  const U finite = bit_cast<U>(bit_cast<F>(magnitude) * bit_cast<float>(0x77800000u)), infinite = magnitude | 0x7f800000u;
+  return bit_cast<F>(sign | (magnitude >= 0x0f800000u ? infinite : finite));
+}
+template <class U, class F>
+inline U half_bits(const F& v) {
+  const U bits = bit_cast<U>(v), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
+  const U nan = U{} + 0x7e00u, infinite = U{} + 0x7c00u, normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1)) >> 13;
+  const U subnormal = bit_cast<U>(bit_cast<F>(magnitude) + 0.5f) - 0x3f000000u;  // the adder shifts and rounds
+  const U finite = magnitude < 0x38800000u ? subnormal : magnitude < 0x477ff000u ? normal : infinite;
+  return sign | (magnitude > 0x7f800000u ? nan : finite);
+}
+
 // ---- one element -----------------------------------------------------------------------------------------------------
 inline float load(const float* p) { return *p; }
 inline double load(const double* p) { return *p; }
@@ -58,65 +85,61 @@ inline float load(const half_t* p) {
 #if defined(__F16C__)
   return _cvtsh_ss(p->bits);
 #else
-  // Scaling by 2^112 turns a half's exponent, placed as a float's, into the right one, subnormals included.
-  const uint32_t sign = (p->bits & 0x8000u) << 16, magnitude = (p->bits & 0x7fffu) << 13;
-  const float value = bit_cast<float>(magnitude) * bit_cast<float>(0x77800000u);
-  return bit_cast<float>(sign | (magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : bit_cast<uint32_t>(value)));
+  return half_value<float>(uint32_t{p->bits});
 #endif
 }
 inline void store(float* p, float v) { *p = v; }
 inline void store(double* p, double v) { *p = v; }
-inline void store(bf16_t* p, float v) {  // to nearest, ties to even
-  const uint32_t bits = bit_cast<uint32_t>(v);
-  p->bits = v != v ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
-}
+inline void store(bf16_t* p, float v) { p->bits = static_cast<uint16_t>(bf16_bits<uint32_t>(v)); }
 inline void store(half_t* p, float v) {
 #if defined(__F16C__)
   p->bits = _cvtss_sh(v, _MM_FROUND_TO_NEAREST_INT);
 #else
-  const uint32_t bits = bit_cast<uint32_t>(v), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
-  uint32_t h;
-  if (magnitude > 0x7f800000u) {
-    h = 0x7e00u;  // NaN
-  } else if (magnitude >= 0x477ff000u) {
-    h = 0x7c00u;  // rounds to infinity
-  } else if (magnitude < 0x38800000u) {
-    // Subnormal: adding 0.5 lets the adder shift and round.
-    h = bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
-  } else {
-    h = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1)) >> 13;
-  }
-  p->bits = static_cast<uint16_t>(sign | h);
+  p->bits = static_cast<uint16_t>(half_bits<uint32_t>(v));
 #endif
 }
 
 // ---- L elements, in the accumulation type -------------------------------------------------------------------------------
+// 16 bits each, where they fill a register of floats.
+template <class T, int L>
+inline vec_t<T, L> widened(const Shorts<L>& bits) {
+  if constexpr (is_bf16<T>) return bit_cast<vec_t<T, L>>(__builtin_convertvector(bits, Words<L>) << 16);
+#if defined(__AVX512F__)
+  if constexpr (L == 16) return bit_cast<vec_t<T, L>>(_mm512_cvtph_ps(bit_cast<__m256i>(bits)));
+#endif
+#if defined(__F16C__)
+  if constexpr (L == 8) return bit_cast<vec_t<T, L>>(_mm256_cvtph_ps(bit_cast<__m128i>(bits)));
+  if constexpr (L == 4) return bit_cast<vec_t<T, L>>(_mm_cvtph_ps(_mm_cvtsi64_si128(bit_cast<int64_t>(bits))));
+#endif
+  return half_value<vec_t<T, L>>(__builtin_convertvector(bits, Words<L>));
+}
+template <class T, int L>
+inline Shorts<L> narrowed(const vec_t<T, L>& v) {
+  if constexpr (is_bf16<T>) return __builtin_convertvector(bf16_bits<Words<L>>(v), Shorts<L>);
+#if defined(__AVX512F__)
+  if constexpr (L == 16) return bit_cast<Shorts<L>>(_mm512_cvtps_ph(bit_cast<__m512>(v), _MM_FROUND_TO_NEAREST_INT));
+#endif
+#if defined(__F16C__)
+  if constexpr (L == 8) return bit_cast<Shorts<L>>(_mm256_cvtps_ph(bit_cast<__m256>(v), _MM_FROUND_TO_NEAREST_INT));
+  if constexpr (L == 4) return bit_cast<Shorts<L>>(_mm_cvtsi128_si64(_mm_cvtps_ph(bit_cast<__m128>(v), _MM_FROUND_TO_NEAREST_INT)));
+#endif
+  return __builtin_convertvector(half_bits<Words<L>>(v), Shorts<L>);
+}
+template <class T, int L>
+constexpr bool is_narrow = sizeof(T) == 2 && sizeof(vec_t<T, L>) == L * sizeof(float);
+
 template <int L, class T>
 inline vec_t<T, L> load_vector(const T* p) {
   vec_t<T, L> v{};
   if constexpr (sizeof(v) == L * sizeof(T)) {
     std::memcpy(&v, p, sizeof(v));
-    return v;
-  }
-#if defined(__AVX512F__)
-  if constexpr (is_half<T> && L == 16) {
-    const __m512 f = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-    return bit_cast<vec_t<T, L>>(f);
-  }
-#endif
-#if defined(__F16C__)
-  if constexpr (is_half<T> && L == 8) {
-    const __m256 f = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    return bit_cast<vec_t<T, L>>(f);
-  }
-#endif
-  if constexpr (is_bf16<T> && sizeof(v) == L * sizeof(float)) {
-    using Words = typename Vector<uint32_t, L>::type;
-    typename Vector<uint16_t, L>::type bits;
+  } else if constexpr (is_narrow<T, L>) {
+    Shorts<L> bits;
     std::memcpy(&bits, p, sizeof(bits));
-    return bit_cast<vec_t<T, L>>(__builtin_convertvector(bits, Words) << 16);
+    v = widened<T, L>(bits);
+  } else {
+    for (int l = 0; l < L; ++l) v[l] = load(p + l);
   }
-  for (int l = 0; l < L; ++l) v[l] = load(p + l);
   return v;
 }
 
@@ -124,9 +147,28 @@ template <int L, class T>
 inline void store_vector(T* p, const vec_t<T, L>& v) {
   if constexpr (sizeof(v) == L * sizeof(T)) {
     std::memcpy(p, &v, sizeof(v));
+  } else if constexpr (is_narrow<T, L>) {
+    const Shorts<L> bits = narrowed<T, L>(v);
+    std::memcpy(p, &bits, sizeof(bits));
   } else {
     for (int l = 0; l < L; ++l) store(p + l, v[l]);
   }
+}
+
+// The nearest values that T can hold.
+template <class T>
+inline acc_t<T> round_to(acc_t<T> v) {
+  if constexpr (sizeof(T) == sizeof(acc_t<T>)) return v;
+  T t;
+  store(&t, v);
+  return load(&t);
+}
+template <int L, class T>
+inline vec_t<T, L> round_vector(vec_t<T, L> v) {
+  if constexpr (is_narrow<T, L> && is_bf16<T>) return bit_cast<vec_t<T, L>>(bf16_bits<Words<L>>(v) << 16);
+  if constexpr (is_narrow<T, L>) return widened<T, L>(narrowed<T, L>(v));
+  for (int l = 0; l < L; ++l) v[l] = round_to<T>(v[l]);
+  return v;
 }
 
 // Edges ahead whose rows are fetched. Rows of edges in no order, which no cache holds: maxima of 1 million of 16 features
@@ -138,15 +180,6 @@ constexpr int kPrefetch = 16;
 template <int width, class T>
 inline void prefetch_row(const T* p) {
   for (int f = 0; f < width; f += 64 / sizeof(T)) __builtin_prefetch(p + f);
-}
-
-// The nearest value that T can hold.
-template <class T>
-inline acc_t<T> round_to(acc_t<T> v) {
-  if constexpr (sizeof(T) == sizeof(acc_t<T>)) return v;
-  T t;
-  store(&t, v);
-  return load(&t);
 }
 
 // What an edge adds to a gradient that goes to those whose message is the maximum or minimum `best` of the row. Where that is

@@ -70,7 +70,7 @@ inline void reduce_block(const SpmmArgs& p, int64_t row, int64_t f0, int64_t las
           acc[n] += v;
         } else {
           if constexpr (W != kNoWeight && sizeof(T) < sizeof(A))  // the framework compares messages of the features' dtype
-            for (int l = 0; l < L; ++l) v[l] = round_to<T>(v[l]);
+            v = round_vector<L, T>(v);
           v = sign * v;
           if constexpr (OP == kMax) {  // only one operation waits for the edge before
             acc[n] = v > acc[n] ? v : acc[n];
@@ -127,7 +127,9 @@ inline int64_t reduce_vectors(const SpmmArgs& p, int64_t row, int64_t f, int64_t
 // edges are walked once.
 template <class T, int OP, int W, int L = kLanes<acc_t<T>>>
 void reduce_rows(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
-  constexpr int kMost = L == kLanes<acc_t<T>> ? (OP == kSum ? 8 : 4) : W == kVectorWeight ? 4 : L > 1 ? 2 : 1;
+  // Each number of vectors is compiled: what is rare has fewer.
+  constexpr bool kOften = OP == kSum && sizeof(T) == sizeof(acc_t<T>) && W != kHeadPlus && W != kElementPlus;
+  constexpr int kMost = L == kLanes<acc_t<T>> ? (kOften ? 8 : 4) : W == kVectorWeight ? 4 : L > 1 ? 2 : 1;
   const int64_t segment = W == kHeadWeight || W == kHeadPlus ? p.width / p.heads : p.width;  // a block lies within one head
   if constexpr (L > 1 && W != kVectorWeight)
     if (segment < L) return reduce_rows<T, OP, W, L / 2>(p, row_begin, row_end);

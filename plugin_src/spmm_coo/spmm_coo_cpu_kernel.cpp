@@ -51,7 +51,7 @@ void reduce_picked(const SpmmCooArgs& p, const Picked& picked, int count) {
         if constexpr (WEIGHT) v = w * v;
         if constexpr (OP == kCooMax) {
           if constexpr (WEIGHT && sizeof(T) < sizeof(A))  // the framework compares messages of the features' dtype
-            for (int l = 0; l < L; ++l) v[l] = round_to<T>(v[l]);
+            v = round_vector<L, T>(v);
           store_vector<L>(target + f, (sign * v > sign * before) | (v != v) ? v : before);
         } else {
           store_vector<L>(target + f, before + v);
