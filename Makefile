@@ -1,5 +1,6 @@
 # make demo   train GCN, GraphSAGE and GIN with and without gnnfast, side by side
-# make test   the whole test suite
+# make test   the tests, of those with many cases each value of each parameter
+# make test-all   all cases, which take twice as long
 # make docs   the documentation, in docs/_build/html
 # make release   what is uploaded, in dist (CONTRIBUTING.md)
 # They need Python >= 3.10, a C++ compiler and make; everything else is installed into .venv. Set TORCH to use another torch
@@ -15,10 +16,10 @@ PYG := torch_geometric>=2.6
 # PyPI has DGL for Python up to 3.12 only; without it its tests are skipped.
 DGL := $(shell $(PYTHON) -c "import sys; print('dgl==2.1.0 packaging pandas' if sys.version_info < (3, 13) else '')")
 
-.PHONY: demo test install lint docs release clean
+.PHONY: demo test test-all install lint docs release clean
 
-test: $(VENV)/installed
-	OMP_WAIT_POLICY=passive $(BIN)/pytest -n auto # waiting threads of several workers must not spin on the same cores
+test test-all: $(VENV)/installed
+	OMP_WAIT_POLICY=passive $(BIN)/pytest -n auto $(if $(filter test,$@),--fewer) # waiting threads of workers must not spin
 
 demo: $(VENV)/installed
 	$(BIN)/python benchmarks/demo/run.py

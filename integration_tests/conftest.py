@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import subprocess
 import sys
@@ -20,8 +21,34 @@ DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fewer", action="store_true", help="of tests with many cases, each value of each parameter")
     parser.addoption("--fuzz-cases", type=int, default=1000, help="random programs that test_fuzz.py runs")
     parser.addoption("--fuzz-seed", type=int, default=0, help="the seed of the first of them")
+
+
+MANY, ONE_OF = 16, 4
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """``--fewer``: of tests with many cases, those that are the first with a value of a parameter, and one of four others."""
+    if not config.getoption("--fewer"):
+        return
+    cases = collections.defaultdict(list)
+    for item in items:
+        if hasattr(item, "callspec"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    left_out = set()
+    for of_test in cases.values():
+        seen, others = set(), 0
+        for item in of_test if len(of_test) > MANY else ():
+            values = {(name, id(value)) for name, value in item.callspec.params.items()}
+            if values <= seen:
+                others += 1
+                if others % ONE_OF:
+                    left_out.add(item)
+            seen |= values
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(params=DEVICES)

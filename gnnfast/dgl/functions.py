@@ -58,7 +58,7 @@ def make_invoke_udf_reduce(original: Any) -> Any:
     def invoke_udf_reduce(graph: Any, func: Any, msgdata: Any, *, orig_nid: Any = None) -> Any:
         batch = _batch(graph, [func], by_degree=True)
         call = None if batch is None else batch.call()
-        if call is not None:
+        if batch is not None and call is not None:
             found = batch.attempt(call, lambda: mailbox.run(func, graph, msgdata, call))
             if found is not None:
                 return found[0]
@@ -108,7 +108,6 @@ def make_message_passing(original: Any) -> Any:
 
     def reduced(batch: _Batch, call: _Call, mfunc: Any, rfunc: Any) -> Any:
         messages = messages_of(mfunc, batch.g, batch.edges(call, batch.g.edata.get(core.EID)))
-        batch.settle_written()
         call.check_kept()
         if not core.is_builtin(rfunc):
             return mailbox.run(rfunc, batch.g, messages, call)
@@ -175,15 +174,7 @@ class _Batch:
         call.settle()
         if found is None:
             frame._columns = before
-        else:
-            self.settle_written()
         return found
-
-    def settle_written(self) -> None:
-        """Makes rows exist that were written into features of edges."""
-        for column in self.g._edge_frames[0]._columns.values():
-            if isinstance(getattr(column, "storage", None), Rows):
-                column.storage = existing(column.storage)
 
     def edges(self, call: _Call | None, orig_eid: Any) -> Any:
         """DGL's ``EdgeBatch``, with rows of a call, or such as exist."""
@@ -191,7 +182,8 @@ class _Batch:
         source, target = g._graph.metagraph.find_edge(0)
         eid = torch.arange(graph.num_edges, dtype=g.idtype, device=g.device) if orig_eid is None else orig_eid
         src, dst = (self._frame(g._node_frames[of], side, call) for of, side in ((source, BY_SRC), (target, BY_DST)))
-        return sys.modules["dgl.udf"].EdgeBatch(g, eid, g.canonical_etypes[0], src, g._edge_frames[0], dst)
+        written = _frame_written_into()(g._edge_frames[0])
+        return sys.modules["dgl.udf"].EdgeBatch(g, eid, g.canonical_etypes[0], src, written, dst)
 
     def _frame(self, nodes: Any, side: int, call: _Call | None) -> Any:
         def gathered(column: Any) -> Any:
@@ -204,6 +196,22 @@ class _Batch:
         column_at_ends = _column_at_ends()
         frame._columns = {name: column_at_ends(column, gathered, self.graph.num_edges) for name, column in nodes._columns.items()}
         return frame
+
+
+@functools.cache
+def _frame_written_into() -> Any:
+    class FrameWrittenInto(sys.modules["dgl.frame"].Frame):  # type: ignore[misc, name-defined]
+        """Another name for a frame, through which rows are written that exist from then on."""
+
+        def __init__(self, frame: Any) -> None:
+            self.__dict__ = frame.__dict__
+
+        def update_column(self, name: str, data: Any) -> None:
+            if isinstance(data, Rows):
+                data.settle()
+            super().update_column(name, existing(data))
+
+    return FrameWrittenInto
 
 
 @functools.cache

@@ -81,8 +81,8 @@ class Call:
         if _known(users[0].key).hopeless or (torch.is_grad_enabled() and saved_tensors_are_watched()):
             return None  # a forward pass and its repetition must save the same, whatever was found in between
         modules: list[Any] = []
-        for function, module, _, *rules in users:
-            run = effects.modules_run(function, module, *rules)
+        for user in users:
+            run = effects.modules_run(user.function, user.module, user.may_keep, user.restored)
             if run is None:
                 return None
             modules += run
@@ -252,7 +252,7 @@ class Call:
         for r in rows:
             r.value()
         for r in rows:
-            r.kind = None
+            r.settle()
 
 
 MANY_PASSES = 24.0  # over rows of edges, what few layers exceed
@@ -305,6 +305,11 @@ class Rows(Tensor):
                 self._value = self.kind.value()
             self._version_made = version_of(self._value)
         return self._value
+
+    def settle(self) -> None:
+        """Makes the rows a tensor like any other."""
+        self.value()
+        self.kind = None
 
     def is_written(self) -> bool:
         """Whether somebody has written into the rows, or a view of them, since they exist."""

@@ -71,7 +71,8 @@ inline F half_value(const U& half) {
 template <class U, class F>
 inline U half_bits(const F& v) {
   const U bits = bit_cast<U>(v), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
-  const U nan = U{} + 0x7e00u, infinite = U{} + 0x7c00u, normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1)) >> 13;
+  const U nan = U{} + 0x7e00u, infinite = U{} + 0x7c00u,
+          normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1)) >> 13;
   const U subnormal = bit_cast<U>(bit_cast<F>(magnitude) + 0.5f) - 0x3f000000u;  // the adder shifts and rounds
   const U finite = magnitude < 0x38800000u ? subnormal : magnitude < 0x477ff000u ? normal : infinite;
   return sign | (magnitude > 0x7f800000u ? nan : finite);
@@ -121,7 +122,8 @@ inline Shorts<L> narrowed(const vec_t<T, L>& v) {
 #endif
 #if defined(__F16C__)
   if constexpr (L == 8) return bit_cast<Shorts<L>>(_mm256_cvtps_ph(bit_cast<__m256>(v), _MM_FROUND_TO_NEAREST_INT));
-  if constexpr (L == 4) return bit_cast<Shorts<L>>(_mm_cvtsi128_si64(_mm_cvtps_ph(bit_cast<__m128>(v), _MM_FROUND_TO_NEAREST_INT)));
+  if constexpr (L == 4)
+    return bit_cast<Shorts<L>>(_mm_cvtsi128_si64(_mm_cvtps_ph(bit_cast<__m128>(v), _MM_FROUND_TO_NEAREST_INT)));
 #endif
   return __builtin_convertvector(half_bits<Words<L>>(v), Shorts<L>);
 }

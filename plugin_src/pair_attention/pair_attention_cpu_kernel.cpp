@@ -163,8 +163,8 @@ struct Pair : Row<T, SCORE == kAdditive> {
   using Base = Row<T, SCORE == kAdditive>;
   using typename Base::A;
   using V = vec_t<T, L>;
-  using Base::dots, Base::heads, Base::out, Base::own, Base::own_with, Base::p, Base::segment, Base::share, Base::slope, Base::to,
-      Base::width;
+  using Base::dots, Base::heads, Base::out, Base::own, Base::own_with, Base::p, Base::segment, Base::share, Base::slope,
+      Base::to, Base::width;
   const void* const gathered;  // [num_cols, F], of which `with` holds scores to rows (kAdditive)
 
   Pair(const PairArgs& args, A* scratch) : Base(args, scratch), gathered(SCORE == kAdditive ? args.other : args.with) {}
