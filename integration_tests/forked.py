@@ -22,12 +22,8 @@ TESTS = str(Path(__file__).parent)
 @functools.cache
 def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch_geometric" if _is_there("torch_geometric") else "torch"])
+    context.set_forkserver_preload(["torch", "torch_geometric"])  # or the former alone, where the latter is not installed
     return context
-
-
-def _is_there(name: str) -> bool:
-    return __import__("importlib.util").util.find_spec(name) is not None
 
 
 def run(command: list[str], cwd: str | Path, env: dict[str, str], quiet: bool = False, timeout: float = 300) -> Any:
@@ -57,11 +53,12 @@ def _run(command: list[str], cwd: str, env: dict[str, str], quiet: bool, outputs
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    warnings.simplefilter("ignore") if quiet else warnings.resetwarnings()
+    if quiet:
+        warnings.simplefilter("ignore")
     is_module = command[0] == "-m"
-    first = [cwd if is_module else os.path.dirname(os.path.abspath(command[0]))]
-    sys.path[:] = first + env.get("PYTHONPATH", "").split(os.pathsep) + [p for p in sys.path if not p.startswith(TESTS)]
-    sys.path[:] = [path for path in sys.path if path]
+    first = cwd if is_module else os.path.dirname(os.path.abspath(command[0]))
+    paths = [first, *env.get("PYTHONPATH", "").split(os.pathsep), *(path for path in sys.path if not path.startswith(TESTS))]
+    sys.path[:] = filter(None, paths)
     try:
         sys.argv = command[is_module:]
         if is_module:
