@@ -30,7 +30,8 @@ MANY, ONE_OF = 16, 4
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """``--fewer``: of tests with many cases, those that are the first with a value of a parameter, and one of four others."""
+    """``--fewer``: of tests with many cases, those that are the first with a value of a parameter, and one of four others; of such as
+    compile (:func:`compiling.fresh`), which takes a second or more for each, one of four."""
     if not config.getoption("--fewer"):
         return
     cases = collections.defaultdict(list)
@@ -42,7 +43,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         seen, others = set(), 0
         for item in of_test if len(of_test) > MANY else ():
             values = {(name, id(value)) for name, value in item.callspec.params.items()}
-            if values <= seen:
+            if values <= seen or "fresh" in item.fixturenames:
                 others += 1
                 if others % ONE_OF:
                     left_out.add(item)
