@@ -1,6 +1,6 @@
 # make demo   train GCN, GraphSAGE and GIN with and without gnnfast, side by side
-# make test   the tests, of those with many cases each value of each parameter
-# make test-all   all cases, which take twice as long
+# make test   the tests, of those with many cases a part
+# make test-all   all cases
 # make docs   the documentation, in docs/_build/html
 # make release   what is uploaded, in dist (CONTRIBUTING.md)
 # They need Python >= 3.10, a C++ compiler and make; everything else is installed into .venv. Set TORCH to use another torch

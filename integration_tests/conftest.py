@@ -21,7 +21,7 @@ DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fewer", action="store_true", help="of tests with many cases, each value of each parameter")
+    parser.addoption("--fewer", action="store_true", help="a part of the cases of tests that have many")
     parser.addoption("--fuzz-cases", type=int, default=1000, help="random programs that test_fuzz.py runs")
     parser.addoption("--fuzz-seed", type=int, default=0, help="the seed of the first of them")
 

@@ -116,7 +116,7 @@ def test_a_users_traceback_is_the_users(tmp_path):
     assert "cli.py" not in done.stderr and "runpy" not in done.stderr
 
 
-@pytest.mark.parametrize("arguments", ["run --report {script}", "doctor", "bench"])
+@pytest.mark.parametrize("arguments", ["run --report {script}", "doctor", "doctor --json", "bench"])
 def test_a_reader_that_stops_reading(arguments, tmp_path):
     script = tmp_path / "script.py"
     script.write_text("pass\n")

@@ -182,8 +182,8 @@ class _Batch:
         source, target = g._graph.metagraph.find_edge(0)
         eid = torch.arange(graph.num_edges, dtype=g.idtype, device=g.device) if orig_eid is None else orig_eid
         src, dst = (self._frame(g._node_frames[of], side, call) for of, side in ((source, BY_SRC), (target, BY_DST)))
-        written = _frame_written_into()(g._edge_frames[0])
-        return sys.modules["dgl.udf"].EdgeBatch(g, eid, g.canonical_etypes[0], src, written, dst)
+        of_edges = g._edge_frames[0] if call is None else _frame_written_into()(g._edge_frames[0])
+        return sys.modules["dgl.udf"].EdgeBatch(g, eid, g.canonical_etypes[0], src, of_edges, dst)
 
     def _frame(self, nodes: Any, side: int, call: _Call | None) -> Any:
         def gathered(column: Any) -> Any:

@@ -103,6 +103,8 @@ def _is_item_of(name: str, code: CodeType, before: list[dis.Instruction]) -> boo
     if len(before) < 3 or any(i.opname == "STORE_FAST" and i.argval in parameter for i in before):
         return False
     of, attribute, key = before[-3:]
+    if of.is_jump_target:  # of one thing or another
+        return False
     loaded = of.argval[-1:] if type(of.argval) is tuple else (of.argval,)  # several at once, in newer Pythons
     return of.opname.startswith("LOAD_FAST") and loaded == parameter and attribute.argval == name and key.opname == "LOAD_CONST"
 
@@ -149,7 +151,7 @@ def modules_run(function: Any, module: nn.Module | None, may_keep: bool = True, 
     others. What torch, PyG and DGL have written may not. Items of the attribute ``restored`` of its last parameter are as before
     when it runs again."""
     reach = Reach(function, module)
-    own = getattr(function, "__code__", None)
+    own = function.__code__ if restored and not function.__defaults__ else None  # the last parameter is what it is given
     for code in (*reach.codes, *reach.forwards):
         if reach.unseen or _goes_on(code, restored if code is own else "") or (not may_keep and stores(code)):
             return None

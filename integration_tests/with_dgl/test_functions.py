@@ -460,6 +460,16 @@ class Opaque(torch.autograd.Function):
         return grad * 2
 
 
+class Kept:
+    """Which is not restored."""
+
+    def __init__(self):
+        self.data = {"n": 0}
+
+
+KEPT = Kept()
+
+
 class Storing(tnn.Module):
     """As gated graph networks do: features of edges for the next layer."""
 
@@ -488,6 +498,15 @@ class Storing(tnn.Module):
         edges["data"]["e"] = of.data["e"] + of.src["x"]
         return {"m": of.src["x"], "e": of.data["e"]}
 
+    def in_a_default(self, edges, kept=KEPT):
+        kept.data["n"] = kept.data["n"] + 1
+        return {"m": edges.src["x"], "e": Opaque.apply(edges.dst["x"]) * kept.data["n"]}
+
+    def of_one_or_another(self, edges):
+        kept = KEPT
+        (kept or edges).data["n"] = KEPT.data["n"] + 1
+        return {"m": edges.src["x"], "e": Opaque.apply(edges.dst["x"]) * kept.data["n"]}
+
     def gates(self, nodes):
         sigma = torch.sigmoid(nodes.mailbox["e"])
         return {"o": nodes.data["x"] + (sigma * nodes.mailbox["m"]).sum(1) / (sigma.sum(1) + 1e-6)}
@@ -496,12 +515,16 @@ class Storing(tnn.Module):
         return {"o": (nodes.mailbox["e"] * nodes.mailbox["m"]).var(1, unbiased=False)}
 
 
+STORING = ["stored", "read_again", "ends", "through_a_name", "of_another", "in_a_default", "of_one_or_another"]
+
+
 @pytest.mark.parametrize("reduce", ["gates", "left", "built in"])
-@pytest.mark.parametrize("name", ["stored", "read_again", "ends", "through_a_name", "of_another"])
+@pytest.mark.parametrize("name", STORING)
 def test_features_of_edges_written_by_functions(name, reduce, device):
     kept = []
 
     def passes(g, layer):
+        KEPT.data["n"] = 0
         g.edata["e"] = g.edata["w"] * torch.ones(1, F, dtype=g.edata["w"].dtype, device=g.device)
         for _ in range(2):
             g.update_all(getattr(layer, name), fn.sum("e", "o") if reduce == "built in" else getattr(layer, reduce))
