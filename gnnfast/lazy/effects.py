@@ -103,7 +103,7 @@ def _is_item_of(name: str, code: CodeType, before: list[dis.Instruction]) -> boo
     if len(before) < 3 or any(i.opname == "STORE_FAST" and i.argval in parameter for i in before):
         return False
     of, attribute, key = before[-3:]
-    if of.is_jump_target:  # of one thing or another
+    if any(i.is_jump_target for i in before[-3:]):  # of one thing or another
         return False
     loaded = of.argval[-1:] if type(of.argval) is tuple else (of.argval,)  # several at once, in newer Pythons
     return of.opname.startswith("LOAD_FAST") and loaded == parameter and attribute.argval == name and key.opname == "LOAD_CONST"

@@ -448,18 +448,6 @@ def test_what_leaves_traces_runs_once(device):
     assert not any("degree by degree" in reason for _, reason in report.fallbacks)  # messages are made once, and reduced at once
 
 
-class Opaque(torch.autograd.Function):
-    """Which no rows without elements can be given to."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 2
-
-
 class Kept:
     """Which is not restored."""
 
@@ -484,10 +472,6 @@ class Storing(tnn.Module):
         edges.data["f"] = edges.dst["x"]
         return {"m": edges.src["x"], "e": edges.data["e"].sigmoid() * edges.data["f"]}
 
-    def ends(self, edges):
-        edges.data["e"] = edges.data["e"] + edges.src["x"]
-        return {"m": edges.src["x"], "e": Opaque.apply(edges.dst["x"])}
-
     def through_a_name(self, edges):
         data = edges.data
         data["e"] = data["e"] + edges.src["x"]
@@ -500,12 +484,12 @@ class Storing(tnn.Module):
 
     def in_a_default(self, edges, kept=KEPT):
         kept.data["n"] = kept.data["n"] + 1
-        return {"m": edges.src["x"], "e": Opaque.apply(edges.dst["x"]) * kept.data["n"]}
+        return {"m": edges.src["x"], "e": edges.dst["x"] * kept.data["n"]}
 
     def of_one_or_another(self, edges):
         kept = KEPT
         (kept or edges).data["n"] = KEPT.data["n"] + 1
-        return {"m": edges.src["x"], "e": Opaque.apply(edges.dst["x"]) * kept.data["n"]}
+        return {"m": edges.src["x"], "e": edges.dst["x"] * kept.data["n"]}
 
     def gates(self, nodes):
         sigma = torch.sigmoid(nodes.mailbox["e"])
@@ -515,7 +499,7 @@ class Storing(tnn.Module):
         return {"o": (nodes.mailbox["e"] * nodes.mailbox["m"]).var(1, unbiased=False)}
 
 
-STORING = ["stored", "read_again", "ends", "through_a_name", "of_another", "in_a_default", "of_one_or_another"]
+STORING = ["stored", "read_again", "through_a_name", "of_another", "in_a_default", "of_one_or_another"]
 
 
 @pytest.mark.parametrize("reduce", ["gates", "left", "built in"])
