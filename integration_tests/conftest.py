@@ -10,11 +10,12 @@ from pathlib import Path
 
 import forked
 import pytest
+import thresholds
 import torch
 
 import gnnfast
 from gnnfast import _native
-from gnnfast.dispatch.select import SMALL, Small
+from gnnfast.dispatch.select import SMALL
 
 # Where there is no GPU, test_devices.py says so once.
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
@@ -107,15 +108,7 @@ def converts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graphs of these tests would all be left to PyG, or to DGL when met for the first time, or not converted."""
-    monkeypatch.setattr("gnnfast.dispatch.select.SMALL", dict.fromkeys(SMALL, Small(-1, -1)))
-    monkeypatch.setattr("gnnfast.dispatch.select.CONVERT_ON_CPU", 0)
-    monkeypatch.setattr("gnnfast.features.TIMES_ON_CUDA", 1)
-    monkeypatch.setattr("gnnfast.lazy.rows.FEW", 0)
-    monkeypatch.setattr("gnnfast.lazy.rows.FEW_ON_CPU", 0)
-    monkeypatch.setattr("gnnfast.lazy.operations.WIDE", 0)
-    monkeypatch.setattr("gnnfast.dgl.backend.FEW_EDGES", -1)
-    monkeypatch.setattr("gnnfast.dgl.backend.NARROW", 0)
+    thresholds.nothing_is_too_small(monkeypatch)
 
 
 @pytest.fixture

@@ -51,10 +51,10 @@ class Mailbox:
         return _of_nodes(t if self.ids is None else t.index_select(0, self.ids))
 
     def feature(self, t: Any) -> OfNodes:
-        """The same of features."""
+        """The same of features, into which a user may write before the backward pass: what DGL gives a function is a copy."""
         if guards.operand("features", t) or t.device != self.graph.device:
             raise Exists
-        return self.of_nodes(t)
+        return self.of_nodes(t.clone() if self.ids is None and torch.is_grad_enabled() else t)
 
     def messages(self, rows: Tensor) -> Messages:
         """What rows of edges are to a function."""

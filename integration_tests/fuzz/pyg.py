@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 import gnnfast
+from fuzz.formulas import Formulas, formula
 from fuzz.world import F, World
 
 
@@ -74,64 +74,18 @@ def user_classes() -> dict[str, Any]:
     return {c.__name__: c for c in (Plain, Weighted, Updated, StaticUpdate, Gathers, Checks, Cached, Own)}
 
 
-_UNARY: dict[str, Any] = {
-    "relu": torch.relu,
-    "sigmoid": torch.sigmoid,
-    "tanh": Tensor.tanh,
-    "softplus": functional.softplus,
-    "silu": functional.silu,
-    "abs": Tensor.abs,
-    "neg": lambda a: -a,
-    "twice": lambda a: 2 * a,
-    "view": lambda a: a.view(-1, 2, a.shape[1] // 2).flatten(1),
-}
-_UNARY |= {
-    "sin": torch.sin,
-    "square": lambda a: a.tanh() ** 2,
-    "from one": lambda a: 1 - a,
-    "row softmax": lambda a: a.softmax(-1),
-    "layer norm": lambda a: a + functional.layer_norm(a, a.shape[1:], eps=1.0),  # which alone sums up to 0
-    "mean": lambda a: a * a.mean(-1, keepdim=True),
-    "detached": lambda a: a + a.detach(),
-    "halves": lambda a: torch.cat(a.chunk(2, dim=-1)[::-1], dim=-1),
-    "rolled": lambda a: torch.cat([a[:, 1:], a[:, :1]], -1),
-    "gated half": lambda a: (a[:, : a.shape[1] // 2] * a[..., a.shape[1] // 2 :].sigmoid()).repeat(1, 2),
-    "turned": lambda a: a.view(-1, 2, a.shape[1] // 2).transpose(1, 2).reshape(a.shape),
-}
-_UNARY["leaky"] = lambda a: functional.leaky_relu(a, 0.2)
-_BINARY: dict[str, Any] = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b}
-_BINARY["dot"] = lambda a, b: (a * b).sum(-1, keepdim=True)
-# The scores of both heads, of rows [E, 2, F / 2] and a parameter.
-_SCORES: dict[str, Any] = {
-    "dots": lambda a, b, att: (a * b).sum(-1) / 2,
-    "sums": lambda a, b, att: functional.leaky_relu((a * att).sum(-1) + (b * att).sum(-1), 0.2),
-    "bent": lambda a, b, att: (functional.leaky_relu(a + b) * att).sum(-1),
-    "side by side": lambda a, b, att: (torch.cat([a, b], -1) * torch.cat([att, att.tanh()], -1)).sum(-1),
-}
-
-
-def formula(r: random.Random, depth: int) -> Any:
-    """Names of functions with their arguments, in tuples, down to what a message is given."""
-    if not depth or r.random() < 0.15:
-        return r.choice(["x_i", "x_j", "x_j", "wide", "column"])
-    what = r.choice([*_UNARY, "linear", "shifted", *_BINARY, *_BINARY, "joined", *_SCORES, "softmax"])
-    arguments = 3 if what in _SCORES else 2 if what in _BINARY or what == "joined" else 1
-    return (what, *(formula(r, depth - 1) for _ in range(arguments)))
-
-
 @functools.cache
 def formula_class() -> Any:
     from torch_geometric.nn import MessagePassing
     from torch_geometric.utils import softmax
 
-    class Formula(MessagePassing):
+    class Formula(Formulas, MessagePassing):
         """Whose message is a random formula of what both ends and the edge have."""
 
         def __init__(self, tree, constant, **options):
             super().__init__(**options)
             self.tree, self.constant = tree, constant
-            self.linear, self.joined = torch.nn.Linear(F, F), torch.nn.Linear(2 * F + 2, F)
-            self.wide, self.shift = torch.nn.Linear(2, F), torch.nn.Parameter(torch.randn(F))
+            self.make_parameters()
 
         def forward(self, x, edge_index, edge_weight=None):
             ids = torch.arange(edge_index.shape[1], device=x.device, dtype=x.dtype)
@@ -142,26 +96,6 @@ def formula_class() -> Any:
             given = {"x_i": x_i, "x_j": x_j, "attr": attr, "softmax": lambda score: softmax(score, index, num_nodes=size_i)}
             found = self.value(self.tree, given)
             return found.expand(-1, F) if found.shape[1] == 1 else found
-
-        def value(self, tree, given):
-            if tree == "wide":
-                return self.wide(given["attr"])
-            if isinstance(tree, str):
-                return given["attr"][:, :1] if tree == "column" else given[tree]
-            what, *rest = tree
-            a, *more = (self.value(t, given) for t in rest)
-            if what in _BINARY:
-                return _BINARY[what](a, *more)
-            a, *more = (t.expand(-1, F) if t.shape[1] == 1 else t for t in (a, *more))
-            if what == "softmax":
-                return given["softmax"](a)
-            if what in _SCORES:
-                first, second, rows = (t.reshape(-1, 2, F // 2) for t in (a, *more))
-                share = given["softmax"](_SCORES[what](first, second, self.shift.view(1, 2, F // 2)))
-                return (rows * share.unsqueeze(-1)).view(-1, F)
-            if what == "joined":
-                return self.joined(torch.cat([a, *more, given["attr"]], -1))
-            return a + self.shift if what == "shifted" else self.linear(a) if what == "linear" else _UNARY[what](a)
 
     return Formula
 

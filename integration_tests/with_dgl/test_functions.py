@@ -684,10 +684,12 @@ def test_features_written_into_afterwards(device):
     """Messages are those of before, and so are gradients, as where DGL keeps what it has gathered."""
 
     def passes(g, layer):
+        g = dgl.add_self_loop(g)  # so that each node has a message
         x, w = g.ndata["x"] * 1, g.edata["w"] * 1
         g.ndata["y"], g.edata["v"] = x, w
         g.update_all(
-            lambda edges: {"m": edges.src["y"].sigmoid() * edges.data["v"]}, lambda nodes: {"o": nodes.mailbox["m"].sum(1)}
+            lambda edges: {"m": edges.src["y"].sigmoid() * edges.data["v"]},
+            lambda nodes: {"o": nodes.mailbox["m"].sum(1) * nodes.data["y"]},
         )
         g.update_all(lambda edges: {"m": edges.src["y"] * edges.data["v"]}, fn.sum("m", "p"))
         out = torch.cat([g.ndata["o"], g.ndata["p"]])

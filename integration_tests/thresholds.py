@@ -1,0 +1,19 @@
+"""What is measured to be too small to gain, or too few: nothing is where the graphs are as small as those of tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from gnnfast.dispatch.select import SMALL, Small
+
+
+def nothing_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graphs of tests would all be left to PyG, or to DGL when met for the first time, or not converted."""
+    monkeypatch.setattr("gnnfast.dispatch.select.SMALL", dict.fromkeys(SMALL, Small(-1, -1)))
+    monkeypatch.setattr("gnnfast.dispatch.select.CONVERT_ON_CPU", 0)
+    monkeypatch.setattr("gnnfast.features.TIMES_ON_CUDA", 1)
+    monkeypatch.setattr("gnnfast.lazy.rows.FEW", 0)
+    monkeypatch.setattr("gnnfast.lazy.rows.FEW_ON_CPU", 0)
+    monkeypatch.setattr("gnnfast.lazy.operations.WIDE", 0)
+    monkeypatch.setattr("gnnfast.dgl.backend.FEW_EDGES", -1)
+    monkeypatch.setattr("gnnfast.dgl.backend.NARROW", 0)
