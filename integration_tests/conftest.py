@@ -32,7 +32,7 @@ MANY, ONE_OF = 16, 4
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """``--fewer``: of tests with many cases, those that are the first with a value of a parameter, and one of four others; of such as
-    compile (:func:`compiling.fresh`), which takes a second or more for each, one of four."""
+    compile (:func:`compiling.fresh`), which takes seconds for each, one of four."""
     if not config.getoption("--fewer"):
         return
     cases = collections.defaultdict(list)
@@ -41,13 +41,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             cases[item.nodeid.partition("[")[0]].append(item)
     left_out = set()
     for of_test in cases.values():
-        seen, others = set(), 0
-        for item in of_test if len(of_test) > MANY else ():
+        compiles, seen, others = "fresh" in of_test[0].fixturenames, set(), 0
+        for item in of_test if compiles or len(of_test) > MANY else ():
             values = {(name, id(value)) for name, value in item.callspec.params.items()}
-            if values <= seen or "fresh" in item.fixturenames:
-                others += 1
+            if compiles or values <= seen:
                 if others % ONE_OF:
                     left_out.add(item)
+                others += 1
             seen |= values
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
