@@ -143,8 +143,21 @@ def cannot_win(nbytes: int, training: bool, settings: Settings, where: str = "cu
     """Whether so many bytes are too few to gain from a kernel of gnnfast, and nothing asks for one; ``where`` is a key of
     :data:`SMALL`, which says of what they are."""
     most = SMALL[where].training if training else SMALL[where].inference
-    bandwidth = 1.0 if where.endswith("cpu") else relative_bandwidth()
-    return nbytes <= most * bandwidth and settings.kernel == "auto" and settings.sample == "off" and not settings.autotune
+    return nbytes <= most * _bandwidth(where) and _is_free(settings)
+
+
+def most_small(where: str, settings: Settings) -> float:
+    """The most bytes of which :func:`cannot_win` is true, with gradients and without."""
+    return min(SMALL[where]) * _bandwidth(where) if _is_free(settings) else 0.0
+
+
+def _bandwidth(where: str) -> float:
+    return 1.0 if where.endswith("cpu") else relative_bandwidth()
+
+
+def _is_free(settings: Settings) -> bool:
+    """Whether nothing asks for a kernel."""
+    return settings.kernel == "auto" and settings.sample == "off" and not settings.autotune
 
 
 def select(graph: Statistics, request: Request, settings: Settings) -> Choice:

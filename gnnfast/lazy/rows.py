@@ -25,7 +25,7 @@ from torch.nn import functional
 from gnnfast import _native
 from gnnfast.config import settings
 from gnnfast.dispatch import edges, execute, gates, several, softened
-from gnnfast.dispatch.select import cannot_win
+from gnnfast.dispatch.select import cannot_win, most_small
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.lazy import effects
@@ -512,6 +512,13 @@ def pays(key: Key, num_edges: int, row_bytes: int, is_cuda: bool) -> bool:
         return True  # as where it is known at once what is summed
     row_bytes = math.ceil(row_bytes * passes(key))
     return row_bytes > 0 and not cannot_win(num_edges * row_bytes, training, current, "messages")
+
+
+def most_left(key: Key, row_bytes: int, is_cuda: bool) -> int:
+    """The most edges of which rows up to twice as wide do not pay under the settings of now, with gradients or without, by what is
+    known so far."""
+    where, moved = ("messages", row_bytes * passes(key)) if is_cuda else ("cpu", row_bytes)
+    return 0 if is_cuda and is_fused(key) else int(most_small(where, settings()) / (2 * max(moved, 1)))
 
 
 def existing(value: Any) -> Any:

@@ -33,11 +33,14 @@ from gnnfast.unsupported import Unsupported
 SCATTER_PASSES, SOFTMAX_PASSES = 3, 14
 
 
-def few(edge_index: Any) -> int:
-    """Ids of an ``edge_index`` up to which nothing :func:`pays`; 0 if it is none."""
+def few(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> int:
+    """Ids of an ``edge_index`` up to which nothing :func:`pays` in calls of a module that are like this one; 0 if it is none."""
     if type(edge_index) is not Tensor or edge_index.dim() != 2:
         return 0
-    return 2 * ((lazy.FEW if edge_index.is_cuda else lazy.FEW_ON_CPU) - 1)
+    is_cuda = edge_index.is_cuda
+    return 2 * max(
+        (lazy.FEW if is_cuda else lazy.FEW_ON_CPU) - 1, lazy.most_left(Key(module), _moved(module, is_cuda, kwargs), is_cuda)
+    )
 
 
 def pays(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
@@ -47,10 +50,13 @@ def pays(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
     is_cuda, num_edges = edge_index.is_cuda, edge_index.size(1)
     if lazy.are_few(num_edges, is_cuda):
         return False
+    return lazy.pays(Key(module), num_edges, _moved(module, is_cuda, kwargs), is_cuda)
+
+
+def _moved(module: Any, is_cuda: bool, kwargs: dict[str, Any]) -> int:
+    """Bytes of the widest row of an edge; a softmax aggregation reads and writes such several times as often."""
     row_bytes = _widest_row(kwargs)
-    if not is_cuda and is_softened(module):  # whose operations read and write rows of edges several times as often
-        row_bytes *= 3
-    return lazy.pays(Key(module), num_edges, row_bytes, is_cuda)
+    return 3 * row_bytes if not is_cuda and is_softened(module) else row_bytes
 
 
 def _widest_row(kwargs: dict[str, Any]) -> int:

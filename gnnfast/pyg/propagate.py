@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gnnfast import _native, guards
 from gnnfast.cache import cache
-from gnnfast.config import settings
+from gnnfast.config import Settings, settings
 from gnnfast.dispatch import edges, gates
 from gnnfast.dispatch.execute import aggregate, edge_relu
 from gnnfast.dispatch.select import cannot_win
@@ -58,22 +58,25 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], c
     pays = not not_now and general.pays(module, edge_index, kwargs)
     if pays:
         try:
-            return general.propagate(module, edge_index, size, kwargs, reason, collect)
+            out = general.propagate(module, edge_index, size, kwargs, reason, collect)
+            _quiet.pop(id(module), None)  # how large graphs must be has been learnt
+            return out
         except Unsupported as error:
             reason = reason if str(error) == reason else f"{reason}; {error}"
     fell_back(f"pyg {cls.__name__}", reason)
     if lasts and not not_now and not pays:
-        _keep_quiet(module, edge_index, reason)
+        _keep_quiet(module, edge_index, kwargs, reason)
     return NotImplemented
 
 
 class _Quiet(NamedTuple):
-    """A module whose message passing is left to PyG up to so many ``ids`` of edges on a device, for a ``reason``; ``plain``: it may
-    be :func:`as_written`."""
+    """A module whose message passing is left to PyG up to so many ``ids`` of edges on a device, under some ``settings``, for a
+    ``reason``; ``plain``: it may be :func:`as_written`."""
 
     module: weakref.ref[Any]
     ids: int
     on_cuda: bool
+    settings: Settings
     place: str
     reason: str
     plain: bool
@@ -87,17 +90,17 @@ _tracing_state = torch._C._get_tracing_state
 def _is_quiet(quiet: _Quiet, edge_index: Any) -> bool:
     if type(edge_index) is not Tensor or _tracing_state() is not None:  # a trace would warn of the comparison
         return False
-    return edge_index.numel() <= quiet.ids and edge_index.is_cuda is quiet.on_cuda
+    return edge_index.numel() <= quiet.ids and edge_index.is_cuda is quiet.on_cuda and settings() is quiet.settings
 
 
-def _keep_quiet(module: Any, edge_index: Any, reason: str) -> None:
+def _keep_quiet(module: Any, edge_index: Any, kwargs: dict[str, Any], reason: str) -> None:
     """Remembers of a module for whose class no kernel is known that nothing more is looked at where graphs are as small as this
     one."""
-    few, key = general.few(edge_index), id(module)
+    few, key = general.few(module, edge_index, kwargs), id(module)
     if few and edge_index.numel() <= few:
         forget = weakref.ref(module, lambda _: _quiet.pop(key, None))
         plain = rule_of(module, edge_index.is_cuda, False) is not None
-        _quiet[key] = _Quiet(forget, few, edge_index.is_cuda, f"pyg {type(module).__name__}", reason, plain)
+        _quiet[key] = _Quiet(forget, few, edge_index.is_cuda, settings(), f"pyg {type(module).__name__}", reason, plain)
 
 
 def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> str:

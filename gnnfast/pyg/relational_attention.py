@@ -52,9 +52,9 @@ def make_rgat_conv(original: FunctionType) -> Callable[..., Any]:
     def rgat_conv(module: Any, x: Any, edge_index: Any, edge_type: Any, edge_attr: Any, size: Any, asked: Any) -> Any:
         place = f"pyg {type(module).__name__}"
         try:
-            _check(known, module, x, edge_index, edge_type, edge_attr, size)
             if _is_small(module, x, edge_type):
                 raise Unsupported("too small to gain")
+            _check(known, module, x, edge_index, edge_type, edge_attr, size)
             attended = _attended(module, x.shape[0], edge_index, edge_type)
         except Unsupported as error:
             ran(place, "in parts", str(error))
@@ -169,10 +169,12 @@ def _attended(module: Any, num_nodes: int, edge_index: Tensor, edge_type: Tensor
     return kept_with_edges((edge_index, edge_type), ("attended", num_nodes, types, all_rows), make)  # type: ignore[no-any-return]
 
 
-def _is_small(module: Any, x: Tensor, edge_type: Tensor) -> bool:
-    """Whether PyG's own operations are done, on a GPU, before the host has started those of fewer bytes. Within types PyG selects
-    the edges of each, for which the host waits."""
-    if not x.is_cuda or module.attention_mechanism == WITHIN or torch.are_deterministic_algorithms_enabled():
+def _is_small(module: Any, x: Any, edge_type: Any) -> bool:
+    """Whether PyG's own operations are done, on a GPU, before the host has started those of fewer bytes; asked before anything is
+    looked at. Within types PyG selects the edges of each, for which the host waits."""
+    if type(x) is not Tensor or type(edge_type) is not Tensor or not x.is_cuda or edge_type.dim() != 1:
+        return False
+    if module.attention_mechanism == WITHIN or torch.are_deterministic_algorithms_enabled():
         return False
     # The matrix of each edge is written once and read twice; so are the gradients at both of its ends.
     training = torch.is_grad_enabled()

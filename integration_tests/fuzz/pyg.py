@@ -195,8 +195,9 @@ class Pyg(World):
         self.layers = [layer.to(device, torch.float64) for layer in (layer, copy.deepcopy(layer))]
         self.weight_kind = r.choice(["none", "constant", "constant", "leaf", "parameter", "parameter"])
         self.x_kind, self.x_form = r.choice(["constant", "leaf", "parameter"]), r.choice(["plain"] * 3 + ["relu", "strided", "nan"])
-        # Which of their gradients are then finite is not PyG's: products with parameters are made at nodes.
-        if self.name in ("PNAConv", "AGNNConv", "GeneralConv", "SuperGATConv", "FeaStConv", "Formula") and self.x_form == "nan":
+        # Which of their gradients are then finite is not PyG's: products with parameters, and variances, are made at nodes.
+        finite = ("PNAConv", "AGNNConv", "GeneralConv", "SuperGATConv", "FeaStConv", "Formula", "MultiAggregation")
+        if self.name in finite and self.x_form == "nan":
             self.x_form = "plain"
         self.edge_form = r.choice(["plain"] * 4 + ["strided", "EdgeIndex", "int32"])
         self.settings = r.choice([{}] * 4 + [{"kernel": "gas"}, {"kernel": "gar"}, {"feature_density_threshold": 1.0}])

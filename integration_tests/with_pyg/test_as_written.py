@@ -283,6 +283,29 @@ def test_a_layer_is_let_go_and_can_be_saved(tmp_path):
     assert key not in propagate_module._quiet
 
 
+def test_a_layer_that_is_left_is_looked_at_again(device, monkeypatch):
+    """Where a graph is larger, or settings are others."""
+    edge_index, n, _ = GRAPHS["random"]()
+    edge_index, layer, x = edge_index.to(device), nn.LEConv(F, F).to(device), torch.randn(n, F, device=device)
+    most = edge_index.shape[1] * F * 4 * (rows.MANY_PASSES if device.type == "cuda" else 1)
+    monkeypatch.setattr(select, "SMALL", dict.fromkeys(select.SMALL, select.Small(2 * most, 2 * most)))
+    monkeypatch.setattr(select, "relative_bandwidth", lambda: 1.0)
+    for name in ("FEW", "FEW_ON_CPU"):
+        monkeypatch.setattr(rows, name, 0)
+
+    def left():
+        gnnfast.clear_report()
+        layer(x, edge_index)
+        return bool(gnnfast.report().fallbacks)
+
+    assert left() and id(layer) in propagate_module._quiet and left()
+    with gnnfast.override(kernel="gar"):
+        assert not left()
+    assert left() and id(layer) in propagate_module._quiet
+    edge_index = edge_index.repeat(1, 5)
+    assert not left() and id(layer) not in propagate_module._quiet
+
+
 def test_strict_says_so():
     edge_index, n, _ = GRAPHS["random"]()
     layer, x = nn.LEConv(F, 5), torch.randn(n, F)
