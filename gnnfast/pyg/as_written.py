@@ -87,19 +87,19 @@ def _has_size(sizes: list[int | None], end: int, size: int) -> bool:
 def _reduced(module: Any, messages: Any, index: Tensor, num_dst: int, reduce: str) -> Any:
     """What PyG's ``aggregate()``, with an aggregation that is a ``reduce``, makes of messages."""
     dim, dims = module.node_dim, messages.dim() if type(messages) is Tensor else 0
-    if reduction_of(module) != reduce or not is_plain(module.aggr_module):  # message() has changed it
+    if reduction_of(module) != reduce or not is_plain(module.__dict__["_modules"]["aggr_module"]):  # message() has changed it
         return module.aggregate(messages, index=index, ptr=None, dim_size=num_dst)
     try:
         if dims and -dims <= dim < dims and (reduce in LINEAR or not messages.requires_grad):
             dim %= dims
-            shape, trailing = messages.shape, (1,) * (dims - dim - 1)
-            column = index.view(-1, *trailing).expand_as(messages)
-            out = messages.new_zeros(*shape[:dim], num_dst, *shape[dim + 1 :])
+            size, trailing = [*messages.shape], (1,) * (dims - dim - 1)
+            size[dim] = num_dst
+            column, out = index.view(-1, *trailing).expand_as(messages), messages.new_zeros(size)
             if reduce in EXTREMA:
                 return out.scatter_reduce_(dim, column, messages, f"a{reduce}", include_self=False)
             if reduce == "sum":
                 return out.scatter_add_(dim, column, messages)
-            count = messages.new_zeros(num_dst).scatter_add_(0, index, messages.new_ones(shape[dim])).clamp(min=1)
+            count = messages.new_zeros(num_dst).scatter_add_(0, index, messages.new_ones(messages.shape[dim])).clamp(min=1)
             out = out.scatter_add_(dim, column, messages)
             return out / count.view(-1, *trailing).expand_as(out)
         if -dims <= dim < dims:

@@ -153,24 +153,32 @@ class Watch:
     """A verdict that depends on functions: those of the names ``own`` of a class, and those at ``paths`` from ``places``. It holds
     as long as these, and their code objects, are the very same; each call of a layer asks."""
 
-    __slots__ = ("_find", "_find_own", "_judge", "_kept", "_places", "_verdict")
+    __slots__ = ("_codes", "_find", "_find_own", "_functions", "_judge", "_places", "_verdict")
 
     def __init__(self, own: tuple[str, ...], places: dict[str, Any], paths: tuple[str, ...], judge: Callable[[], Any]) -> None:
-        self._find_own, self._find = (_functions_and_codes(names) for names in (own, paths))
+        self._find_own, self._find = (_getter(names) for names in (own, paths))
         self._places, self._judge = SimpleNamespace(**places), judge
-        self._kept: tuple[Any, ...] = ()
+        self._functions: tuple[Any, ...] = ()
+        self._codes: tuple[CodeType, ...] = ()
 
     def verdict(self, cls: Any = None) -> Any:
         """The verdict; judged anew if something has changed. Raises AttributeError if something is missing or no function."""
         found = self._find_own(cls) + self._find(self._places)
-        # Identical, not equal: proxies that wrap a function claim to equal it. Held, so that no other gets the place of one.
-        if len(found) != len(self._kept) or not all(map(operator.is_, found, self._kept)):
-            self._verdict, self._kept = self._judge(), found
+        codes = tuple(map(_code, found))
+        # Functions are identical, not equal: proxies that wrap one claim to equal it. Held, so that no other gets the place of one.
+        if codes != self._codes or not all(map(operator.is_, found, self._functions)):
+            self._verdict, self._functions, self._codes = self._judge(), found, codes
         return self._verdict
 
 
-def _functions_and_codes(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    return operator.attrgetter(*names, *(f"{name}.__code__" for name in names)) if names else lambda _: ()
+_code = operator.attrgetter("__code__")
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    if not names:
+        return lambda _: ()
+    get = operator.attrgetter(*names)
+    return get if len(names) > 1 else lambda of: (get(of),)
 
 
 def _named(rows: tuple[tuple[str, str, tuple[str, str]], ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
