@@ -55,7 +55,8 @@ class World:
             leaf.grad = None if g is None else torch.empty_like(leaf).copy_(g.detach())  # in the layout of the leaf, as backward()
         second: tuple[Any, ...] = ()
         if twice:
-            total = sum(g.square().sum() for g in found if g is not None and g.requires_grad)
+            # Whether a gradient without numbers has one itself tells nobody anything.
+            total = sum(g.square().sum() for g in found if g is not None and g.requires_grad and g.numel())
             if isinstance(total, Tensor):
                 second = torch.autograd.grad(total, leaves, allow_unused=True)
         self.record(f"{what}: output, gradients and second derivatives", out, *found, *second)
