@@ -517,8 +517,11 @@ def pays(key: Key, num_edges: int, row_bytes: int, is_cuda: bool) -> bool:
 def most_left(key: Key, row_bytes: int, is_cuda: bool) -> int:
     """The most edges of which rows up to twice as wide do not pay under the settings of now, with gradients or without, by what is
     known so far."""
-    where, moved = ("messages", row_bytes * passes(key)) if is_cuda else ("cpu", row_bytes)
-    return 0 if is_cuda and is_fused(key) else int(most_small(where, settings()) / (2 * max(moved, 1)))
+    current, width = settings(), 2 * max(row_bytes, 1)
+    if not is_cuda:
+        return int(most_small("cpu", current) / width)
+    most = most_small("messages", current) / passes(key)
+    return int((min(most, most_small("cuda", current)) if is_fused(key) else most) / width)
 
 
 def existing(value: Any) -> Any:

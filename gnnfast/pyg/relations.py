@@ -19,18 +19,21 @@ from gnnfast.config import settings
 from gnnfast.dispatch.execute import aggregate
 from gnnfast.dispatch.relations import Relations, check_bounds, filled, has_all_rows, kept_with_edges, multiplied
 from gnnfast.graph.checks import MOST_EDGES, MOST_NODES
-from gnnfast.patching import class_of, is_dispatched
+from gnnfast.patching import class_of, code_of, is_dispatched
 from gnnfast.pyg.known import replaced_in_layer, replaced_in_relations
 from gnnfast.pyg.verdict import Steps, check_steps
 from gnnfast.reporting import ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, REORDERED
 from gnnfast.unsupported import Unsupported
 
+# Where PyG's own notes anew in each call whether to call pyg-lib; without it TorchScript compiles no layer.
+_NOTED = "_use_segment_matmul_heuristic_output"
+
 
 def make_rgcn_conv(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for the ``forward(x, edge_index, edge_type)`` of RGCNConv, or of FastRGCNConv."""
     known = class_of(original)
-    fast = known.__name__ == "FastRGCNConv"
+    fast, noted = known.__name__ == "FastRGCNConv", _NOTED in code_of(original).co_names
 
     def rgcn_conv(module: Any, x: Any, edge_index: Any, edge_type: Any) -> Any:
         place, training = f"pyg {type(module).__name__}", module.training
@@ -49,6 +52,8 @@ def make_rgcn_conv(original: FunctionType) -> Callable[..., Any]:
         dtype = rows.dtype if fast else torch.promote_types(rows.dtype, torch.get_default_dtype())
         if fast:
             module.fuse = False  # as PyG's own leaves it
+        if noted and module.num_blocks is None and _NOTED not in module.__dict__:
+            setattr(module, _NOTED, False)
         if not numbered:
             out = relations.multiplied(rows, weight, place, training, dtype)
         elif relations.onto is None:

@@ -270,6 +270,22 @@ def test_second_derivatives(name, device):
         same(lambda: run(copy.deepcopy(step)))
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_a_call_leaves_in_a_layer(name, device):
+    """TorchScript, for one, compiles no other attributes than those there are."""
+
+    def run():
+        layer = copy.deepcopy(step)
+        for _ in range(2):
+            layer(*given)
+        return {path: set(vars(m)) for path, m in layer.named_modules()}
+
+    with needs(name):
+        step, *given = made(name, device)
+        found, expected, _ = both(run)
+    assert found == expected
+
+
 TRANSFORMS = {
     "vmap": lambda f, x, *others: [torch.vmap(lambda x: f(x, *others), randomness="same")(torch.stack([x, x.cos()]))],
     "jvp": lambda f, *given: torch.func.jvp(f, given, tuple(t.cos() for t in given)),
