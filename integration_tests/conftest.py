@@ -27,12 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-seed", type=int, default=0, help="the seed of the first of them")
 
 
-MANY, ONE_OF = 16, 4
+MANY, ONE_OF = 16, 5
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """``--fewer``: of tests with many cases, those that are the first with a value of a parameter, and one of four others; of such as
-    compile (:func:`compiling.fresh`), which takes seconds for each, one of four."""
+    """``--fewer``: of tests with many cases, those that are the first with a value of a parameter, and one of five others; of such as
+    compile (:func:`compiling.fresh`), which takes seconds for each, one of five for a device."""
     if not config.getoption("--fewer"):
         return
     cases = collections.defaultdict(list)
@@ -43,11 +43,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for of_test in cases.values():
         compiles, seen, others = "fresh" in of_test[0].fixturenames, set(), 0
         for item in of_test if compiles or len(of_test) > MANY else ():
-            values = {(name, id(value)) for name, value in item.callspec.params.items()}
-            if compiles or values <= seen:
+            values = {(name, id(value)) for name, value in item.callspec.params.items() if name == "device" or not compiles}
+            if values <= seen:
+                others += 1
                 if others % ONE_OF:
                     left_out.add(item)
-                others += 1
             seen |= values
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]

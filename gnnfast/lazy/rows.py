@@ -514,14 +514,14 @@ def pays(key: Key, num_edges: int, row_bytes: int, is_cuda: bool) -> bool:
     return row_bytes > 0 and not cannot_win(num_edges * row_bytes, training, current, "messages")
 
 
-def most_left(key: Key, row_bytes: int, is_cuda: bool) -> int:
-    """The most edges of which rows up to twice as wide do not pay under the settings of now, with gradients or without, by what is
-    known so far."""
-    current, width = settings(), 2 * max(row_bytes, 1)
+def most_left(key: Key, is_cuda: bool) -> float:
+    """Bytes of the widest rows at all edges that do not pay under the settings of now, with gradients or without, by what is known
+    so far."""
+    current = settings()
     if not is_cuda:
-        return int(most_small("cpu", current) / width)
+        return most_small("cpu", current)
     most = most_small("messages", current) / passes(key)
-    return int((min(most, most_small("cuda", current)) if is_fused(key) else most) / width)
+    return min(most, most_small("cuda", current)) if is_fused(key) else most
 
 
 def existing(value: Any) -> Any:

@@ -7,15 +7,16 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from types import FunctionType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gnnfast import guards
-from gnnfast.config import settings
+from gnnfast.config import Settings, settings
 from gnnfast.dispatch import edges, several, softened
 from gnnfast.graph import Graph
+from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.lazy import rows as lazy
 from gnnfast.lazy.kinds import Exists, version_of
@@ -33,14 +34,26 @@ from gnnfast.unsupported import Unsupported
 SCATTER_PASSES, SOFTMAX_PASSES = 3, 14
 
 
-def few(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> int:
-    """Ids of an ``edge_index`` up to which nothing :func:`pays` in calls of a module that are like this one; 0 if it is none."""
-    if type(edge_index) is not Tensor or edge_index.dim() != 2:
-        return 0
-    is_cuda = edge_index.is_cuda
-    return 2 * max(
-        (lazy.FEW if is_cuda else lazy.FEW_ON_CPU) - 1, lazy.most_left(Key(module), _moved(module, is_cuda, kwargs), is_cuda)
-    )
+class Few(NamedTuple):
+    """Where nothing :func:`pays` in the calls of a module: up to so many ``ids`` of an ``edge_index``, and under some ``settings``
+    up to so many bytes of the widest rows at all edges."""
+
+    ids: int
+    nbytes: float
+    settings: Settings
+
+    @classmethod
+    def of(cls, module: Any, is_cuda: bool) -> Few:
+        return cls(2 * ((lazy.FEW if is_cuda else lazy.FEW_ON_CPU) - 1), lazy.most_left(Key(module), is_cuda), settings())
+
+    def holds(self, module: Any, edge_index: Tensor, kwargs: dict[str, Any]) -> bool:
+        """Whether it is so in a call. What has been learnt must not decide in checkpointing."""
+        ids = edge_index.numel()
+        if ids <= self.ids or (torch.is_grad_enabled() and saved_tensors_are_watched()):
+            return ids <= self.ids
+        current = settings()  # a new object wherever they are overridden
+        same = current is self.settings or current == self.settings
+        return same and ids // 2 * _moved(module, edge_index.is_cuda, kwargs) <= self.nbytes
 
 
 def pays(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
@@ -64,7 +77,7 @@ def _widest_row(kwargs: dict[str, Any]) -> int:
     widest = 0
     for value in kwargs.values():
         t = value[0] if type(value) is tuple and value else value
-        if isinstance(t, Tensor) and t.dtype in FEATURE_DTYPES and t.dim():
+        if type(t) in guards.PLAIN and t.dtype in FEATURE_DTYPES and t.dim():
             widest = max(widest, t.numel() // (t.size(0) or 1) * t.element_size())
     return widest
 

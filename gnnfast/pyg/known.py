@@ -151,7 +151,7 @@ _WHERE = {"softmax": "_softmax", "remove_self_loops": "loop", "add_self_loops": 
 
 class Watch:
     """A verdict that depends on functions: those of the names ``own`` of a class, and those at ``paths`` from ``places``. It holds
-    as long as these, and their code objects, are the very same; each call of a layer asks."""
+    as long as these are the very same, and their code objects are equal; each call of a layer asks."""
 
     __slots__ = ("_codes", "_find", "_find_own", "_functions", "_judge", "_places", "_verdict")
 

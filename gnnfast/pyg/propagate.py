@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gnnfast import _native, guards
 from gnnfast.cache import cache
-from gnnfast.config import Settings, settings
+from gnnfast.config import settings
 from gnnfast.dispatch import edges, gates
 from gnnfast.dispatch.execute import aggregate, edge_relu
 from gnnfast.dispatch.select import cannot_win
@@ -37,7 +37,7 @@ _STRIDED = torch.strided
 def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str = COLLECT) -> Any:
     """Stands in for the ``propagate`` that PyG generates for a class. Returns ``NotImplemented`` to let it run."""
     quiet = _quiet.get(id(module))
-    if quiet is not None and _is_quiet(quiet, edge_index):
+    if quiet is not None and _is_quiet(quiet, module, edge_index, kwargs):
         left.edge_index = None
         fell_back(quiet.place, quiet.reason)
         return NotImplemented if not quiet.plain or guards.context() else as_written(module, edge_index, size, kwargs, collect)
@@ -59,7 +59,8 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], c
     if pays:
         try:
             out = general.propagate(module, edge_index, size, kwargs, reason, collect)
-            _quiet.pop(id(module), None)  # how large graphs must be has been learnt
+            if quiet is not None and general.Few.of(module, quiet.on_cuda).nbytes < quiet.few.nbytes:
+                _quiet.pop(id(module), None)  # it has been learnt how large graphs must be
             return out
         except Unsupported as error:
             reason = reason if str(error) == reason else f"{reason}; {error}"
@@ -70,37 +71,38 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], c
 
 
 class _Quiet(NamedTuple):
-    """A module whose message passing is left to PyG up to so many ``ids`` of edges on a device, under some ``settings``, for a
-    ``reason``; ``plain``: it may be :func:`as_written`."""
+    """A module whose message passing is left to PyG where edges on a device are ``few``, for a ``reason``; ``plain``: it may be
+    :func:`as_written`."""
 
     module: weakref.ref[Any]
-    ids: int
+    few: general.Few
     on_cuda: bool
-    settings: Settings
     place: str
     reason: str
     plain: bool
 
 
-# By the id of the module. What was found out about one may change, but PyG's own is always right.
+# By the id of the module. What was found out about one may change, but PyG's own has always the right results.
 _quiet: dict[int, _Quiet] = {}
 _tracing_state = torch._C._get_tracing_state
 
 
-def _is_quiet(quiet: _Quiet, edge_index: Any) -> bool:
+def _is_quiet(quiet: _Quiet, module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
     if type(edge_index) is not Tensor or _tracing_state() is not None:  # a trace would warn of the comparison
         return False
-    return edge_index.numel() <= quiet.ids and edge_index.is_cuda is quiet.on_cuda and settings() is quiet.settings
+    return edge_index.is_cuda is quiet.on_cuda and quiet.few.holds(module, edge_index, kwargs)
 
 
 def _keep_quiet(module: Any, edge_index: Any, kwargs: dict[str, Any], reason: str) -> None:
     """Remembers of a module for whose class no kernel is known that nothing more is looked at where graphs are as small as this
     one."""
-    few, key = general.few(module, edge_index, kwargs), id(module)
-    if few and edge_index.numel() <= few:
+    if type(edge_index) is not Tensor or edge_index.dim() != 2:
+        return
+    few, key = general.Few.of(module, edge_index.is_cuda), id(module)
+    if few.holds(module, edge_index, kwargs):
         forget = weakref.ref(module, lambda _: _quiet.pop(key, None))
         plain = rule_of(module, edge_index.is_cuda, False) is not None
-        _quiet[key] = _Quiet(forget, few, edge_index.is_cuda, settings(), f"pyg {type(module).__name__}", reason, plain)
+        _quiet[key] = _Quiet(forget, few, edge_index.is_cuda, f"pyg {type(module).__name__}", reason, plain)
 
 
 def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> str:

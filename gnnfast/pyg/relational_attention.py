@@ -174,7 +174,7 @@ def _is_small(module: Any, x: Any, edge_type: Any) -> bool:
     looked at. Within types PyG selects the edges of each, for which the host waits."""
     if type(x) is not Tensor or type(edge_type) is not Tensor or not x.is_cuda or edge_type.dim() != 1:
         return False
-    if module.attention_mechanism == WITHIN or torch.are_deterministic_algorithms_enabled():
+    if module.attention_mechanism == WITHIN or torch.are_deterministic_algorithms_enabled() or guards.context():
         return False
     # The matrix of each edge is written once and read twice; so are the gradients at both of its ends.
     training = torch.is_grad_enabled()

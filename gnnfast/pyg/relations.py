@@ -52,7 +52,7 @@ def make_rgcn_conv(original: FunctionType) -> Callable[..., Any]:
         dtype = rows.dtype if fast else torch.promote_types(rows.dtype, torch.get_default_dtype())
         if fast:
             module.fuse = False  # as PyG's own leaves it
-        if noted and module.num_blocks is None and _NOTED not in module.__dict__:
+        if noted and module.num_blocks is None and _NOTED not in module.__dict__ and _asks_pyg_lib():
             setattr(module, _NOTED, False)
         if not numbered:
             out = relations.multiplied(rows, weight, place, training, dtype)
@@ -66,6 +66,12 @@ def make_rgcn_conv(original: FunctionType) -> Callable[..., Any]:
         return out if module.bias is None else out + module.bias
 
     return rgcn_conv
+
+
+def _asks_pyg_lib() -> bool:
+    import torch_geometric
+
+    return torch_geometric.backend.use_segment_matmul is None
 
 
 def make_hetero_linear(original: FunctionType) -> Callable[..., Any]:

@@ -302,8 +302,36 @@ def test_a_layer_that_is_left_is_looked_at_again(device, monkeypatch):
     with gnnfast.override(kernel="gar"):
         assert not left()
     assert left() and id(layer) in propagate_module._quiet
-    edge_index = edge_index.repeat(1, 5)
-    assert not left() and id(layer) not in propagate_module._quiet
+    edge_index, few = edge_index.repeat(1, 200), edge_index
+    assert not left()
+    edge_index = few
+    assert left()
+
+
+def test_a_layer_that_is_left_is_looked_at_with_wider_features(device, monkeypatch):
+    class Distances(nn.MessagePassing):
+        def forward(self, x, edge_index):
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_i, x_j):
+            return (x_j - x_i).abs()
+
+    edge_index, n, _ = GRAPHS["random"]()
+    edge_index, layer = edge_index.to(device), Distances()
+    most = edge_index.shape[1] * F * 4 * (rows.MANY_PASSES if device.type == "cuda" else 1)
+    monkeypatch.setattr(select, "SMALL", dict.fromkeys(select.SMALL, select.Small(most, most)))
+    monkeypatch.setattr(select, "relative_bandwidth", lambda: 1.0)
+    for name in ("FEW", "FEW_ON_CPU"):
+        monkeypatch.setattr(rows, name, 0)
+
+    def left(width):
+        gnnfast.clear_report()
+        layer(torch.randn(n, width, device=device), edge_index)
+        return bool(gnnfast.report().fallbacks)
+
+    assert left(1) and id(layer) in propagate_module._quiet and left(F)
+    assert not left(8 * F)
+    assert left(1)
 
 
 def test_strict_says_so():
