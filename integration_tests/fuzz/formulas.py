@@ -68,7 +68,7 @@ MAIL: dict[str, Any] = {
     "parts": lambda m: torch.cat([m[:, :, F // 2 :], m[..., : F // 2]], dim=2),
     "by head": lambda m: m.view(m.shape[0], m.shape[1], 2, F // 2).softmax(-1).view(m.shape[0], m.size(1), F),
     "sharing": lambda m: m / m.shape[1],
-    "centred": lambda m: m - m.mean(dim=1, keepdim=True),
+    "centred": lambda m: m - m.mean(dim=1, keepdim=True) / 2,  # the whole mean less, sums are of rounding alone
     "scored": lambda m: torch.softmax(m.sum(-1, keepdim=True), dim=1) * m,
 }
 

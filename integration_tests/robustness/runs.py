@@ -96,7 +96,7 @@ def changing_graphs(seconds: float, device: str) -> str:
             used = torch.cuda.memory_allocated() if device == "cuda" else _resident()
             samples.append((used, gnnfast.report().cache["bytes"]))
     third = len(samples) // 3
-    middle, last = ([used for used, _ in samples[begin : begin + third]] for begin in (third, 2 * third))
+    middle, last = ([used for used, _ in samples[first : first + third]] for first in (third, 2 * third))
     growth = (min(last) - max(middle)) / 2**20
     assert growth < 8, f"{growth:.1f} MiB more in the last third of {steps} steps than at most in the middle third"
     most = max(cached for _, cached in samples) / 2**20
