@@ -110,3 +110,30 @@ def step(layer, g, x, arguments):
     kept = out.detach().clone()  # GroupRevRes empties it in the backward pass
     (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view_as(out)).sum().backward()
     return [kept, x.grad, *(p.grad.clone() for p in layer.parameters() if p.grad is not None)]
+
+
+def hetero():
+    torch.manual_seed(1)
+
+    def ids(n, edges):
+        return torch.randint(0, n, (edges,))
+
+    data = {
+        ("u", "f", "u"): (ids(30, 90), ids(30, 90)),
+        ("u", "b", "i"): (ids(30, 60), ids(20, 60)),
+        ("i", "r", "u"): (ids(20, 50), ids(30, 50)),
+    }
+    g = dgl.heterograph(data, {"u": 30, "i": 20})
+    for t in g.ntypes:
+        g.nodes[t].data["h"] = torch.randn(g.num_nodes(t), F)
+    return g
+
+
+def square(idtype=torch.int64, loops=True):
+    torch.manual_seed(0)
+    g = dgl.graph((torch.randint(0, N, (E,)), torch.randint(0, N, (E,))), num_nodes=N, idtype=idtype)
+    if loops:
+        g = dgl.add_self_loop(g)
+    g.ndata["x"], g.ndata["y"] = torch.randn(N, F), torch.randint(0, 3, (N,))
+    g.edata["w"] = torch.rand(g.num_edges(), 1)
+    return g
