@@ -115,11 +115,11 @@ def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> str:
             return "too small to gain"
     if verdict is None or type(edge_index) is not Tensor:
         return ""
-    if not edge_index.is_cuda:
-        return _small_on_cpu(module, edge_index, kwargs, verdict)
     training = torch.is_grad_enabled()
     if training and saved_tensors_are_watched():  # what was met before must not decide
         return ""
+    if not edge_index.is_cuda:
+        return _small_on_cpu(module, edge_index, kwargs, verdict)
     if verdict.message is DOT_ATTENTION:
         edge_attr = kwargs.get("edge_attr")
         small = is_first_and_small(module, edge_index) if edge_attr is None else is_small_transformer(module, edge_index, edge_attr)

@@ -7,14 +7,19 @@ import warnings
 
 import pytest
 import torch
-from graphs import GRAPHS
+from comparison import without
+from gnnfast.benchmarks import convs
+from graphs import GRAPHS, relative_error
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn
 
 import gnnfast
 from gnnfast.dispatch import select
+from gnnfast.lazy import rows
+from gnnfast.pyg import verdict
 
 F = 6
+TINY = select.SMALL["tiny cpu"]
 SMALL = "too small to gain"
 
 LAYERS = {
@@ -194,3 +199,25 @@ def test_weights_that_are_new_in_each_call_are_not_kept():
         gnnfast.disable()
         assert torch.allclose(found, layer(x, edge_index, attr), atol=1e-6)
         gnnfast.enable()
+
+
+@pytest.mark.parametrize("num_edges", [200, 3000])
+@pytest.mark.parametrize("name", [name for name in convs.ALL if name != "SuperGATConv"])  # which draws by Python's generator
+def test_the_first_steps_of_a_class_may_be_checkpointed(name, num_edges, device, monkeypatch):
+    """Between the first forward pass and its repetition it is found out what the class computes."""
+    for known in (verdict._verdicts, verdict._steps, verdict._refusals, verdict.served):
+        known.clear()
+    monkeypatch.setitem(select.SMALL, "tiny cpu", TINY)
+    monkeypatch.setattr(rows, "FEW_ON_CPU", 512)
+    torch.manual_seed(0)
+    edge_index, x = torch.randint(70, (2, num_edges)).to(device), torch.randn(70, 16).to(device)
+    layer = convs.ALL[name](16, 16).to(device)
+    copies = [layer, copy.deepcopy(layer)]
+
+    def steps(layer):
+        leaf = x.clone().requires_grad_()
+        for _ in range(3):
+            checkpoint(layer, leaf, edge_index, use_reentrant=False).square().sum().backward()
+        return leaf.grad
+
+    assert relative_error(steps(copies[0]), without(lambda: steps(copies[1]))) < 1e-4
