@@ -303,6 +303,11 @@ def settings() -> Settings:
     return _current.get() or (_of_caller() if _live else None) or _base
 
 
+def is_overridden() -> bool:
+    """Whether any thread is within :func:`override`; if not, :func:`settings` are those of the environment."""
+    return bool(_live)
+
+
 def _of_caller() -> Settings | None:
     """Autograd runs the backward passes of a GPU, and what a checkpoint repeats there, in threads of its own, where no context
     variable is set. Newer releases of torch keep the context of who called backward(). Others do not say who it was: if all threads

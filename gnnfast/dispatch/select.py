@@ -104,7 +104,7 @@ class Small(NamedTuple):
 # Of the messages of an aggregation on a GPU; of all that PyG's operations read and write for messages of any code; of the messages
 # of compiled models, whose kernels the compiler fuses and may replay as a CUDA graph; on a CPU, of sums of messages of any code and
 # of attention with edge features; there, over a graph that is new, of features; of what is kept of a graph that is new on a GPU; on
-# a CPU, of sums over any graph, where gradients in Python cost more than kernels save; of dot products alone there, whose kernels
+# a CPU, of those over any graph, where Python costs more than kernels save; of dot products alone there, whose kernels
 # win at every size, but nobody would notice where there are next to no edges; and of compiled models there, where what the compiler
 # makes of scattering is slower than kernels at every size.
 # Measured beside an H200 (benchmarks/NOTES.md, "What is left alone"): a GPU of less bandwidth takes as long for fewer bytes.
@@ -115,7 +115,7 @@ SMALL = {
     "cpu": Small(1 << 19, 1 << 19),
     "new cpu": Small(1 << 16, 1 << 16),
     "new cuda": Small(1 << 20, 1 << 20),
-    "tiny cpu": Small(1 << 14, -1),
+    "tiny cpu": Small(1 << 14, 1 << 15),
     "attention cpu": Small(1 << 12, 1 << 12),
     "compiled cpu": Small(-1, -1),
 }
@@ -142,8 +142,13 @@ SCATTER_ON_CPU, CONVERT_ON_CPU, EDGES_ON_CPU = 0.07e-6, 0.022, 5000
 def cannot_win(nbytes: int, training: bool, settings: Settings, where: str = "cuda") -> bool:
     """Whether so many bytes are too few to gain from a kernel of gnnfast, and nothing asks for one; ``where`` is a key of
     :data:`SMALL`, which says of what they are."""
+    return nbytes <= most_left(training, settings, where)
+
+
+def most_left(training: bool, settings: Settings, where: str) -> float:
+    """The most bytes of which :func:`cannot_win` is true; -1 if it is of none."""
     most = SMALL[where].training if training else SMALL[where].inference
-    return nbytes <= most * _bandwidth(where) and _is_free(settings)
+    return most * _bandwidth(where) if _is_free(settings) else -1.0
 
 
 def most_small(where: str, settings: Settings) -> float:

@@ -31,7 +31,7 @@ def as_written(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], 
     steps = rule_of(module, edge_index.is_cuda, torch.is_grad_enabled())
     if steps is None or steps.collected is None:
         return NotImplemented
-    collected = steps.collected
+    collected, aggregation = steps.collected, module.__dict__["_modules"]["aggr_module"]
     i, j = (1, 0) if module.flow == "source_to_target" else (0, 1)
     sizes, ends, dim = [None, None] if size is None else [*size], edge_index.unbind(), module.node_dim
     if len(sizes) != 2:
@@ -61,7 +61,9 @@ def as_written(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], 
         found |= {"edge_index": edge_index, "index": index, "edge_index_i": index, "edge_index_j": ends[j], "ptr": None}
         found |= {"dim_size": size_i, "size_i": size_i, "size_j": size_j, "size": sizes}
     # Messages are let go before update(), as in PyG.
-    out = _reduced(module, module.message(**{name: found[name] for name in steps.message}), index, size_i, steps.reduce)
+    out = _reduced(
+        module, aggregation, module.message(**{name: found[name] for name in steps.message}), index, size_i, steps.reduce
+    )
     return module.update(out, **{name: found[name] for name in steps.update})
 
 
@@ -84,10 +86,10 @@ def _has_size(sizes: list[int | None], end: int, size: int) -> bool:
     return sizes[end] == size
 
 
-def _reduced(module: Any, messages: Any, index: Tensor, num_dst: int, reduce: str) -> Any:
-    """What PyG's ``aggregate()``, with an aggregation that is a ``reduce``, makes of messages."""
+def _reduced(module: Any, aggregation: Any, messages: Any, index: Tensor, num_dst: int, reduce: str) -> Any:
+    """What PyG's ``aggregate()``, with an ``aggregation`` that is a ``reduce``, makes of messages."""
     dim, dims = module.node_dim, messages.dim() if type(messages) is Tensor else 0
-    if reduction_of(module) != reduce or not is_plain(module.__dict__["_modules"]["aggr_module"]):  # message() has changed it
+    if module.__dict__["_modules"]["aggr_module"] is not aggregation or not is_plain(aggregation):  # message() has changed it
         return module.aggregate(messages, index=index, ptr=None, dim_size=num_dst)
     try:
         if dims and -dims <= dim < dims and (reduce in LINEAR or not messages.requires_grad):

@@ -28,8 +28,8 @@ from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.known import is_linear, replaced_in_tensor
 from gnnfast.pyg.messages import GINE
 from gnnfast.pyg.norm import make_normalising, normalised, sharing
-from gnnfast.pyg.small import is_new_and_few
-from gnnfast.pyg.verdict import CALLED, METHODS, check_module, global_hooks, module_hooks, mp_hooks, served, watch_of
+from gnnfast.pyg.small import are_few, bounds, is_new_and_few, most_ids, remember
+from gnnfast.pyg.verdict import CALLED, METHODS, check_module, global_hooks, module_hooks, mp_hooks, reduction_of, served, watch_of
 from gnnfast.reporting import fell_back, ran
 from gnnfast.stream import is_capturing
 from gnnfast.types import FEATURE_DTYPES, LINEAR, REORDERED
@@ -124,8 +124,12 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
 
 def _is_few(module: Any, x: Any, edge_index: Any) -> bool:
     """Whether there is nothing to gain: on a GPU, but for means, which are only left in training, over a graph that is very small
-    or new; on a CPU where it is new. ``propagate``, which PyG's own calls next, says so and need not ask again. Replays of a
-    captured step do not ask the host."""
+    or new; on a CPU where it is new, or tiny in training. ``propagate``, which PyG's own calls next, says so and need not ask
+    again. Replays of a captured step do not ask the host."""
+    bound = bounds.get(id(module))
+    if bound is not None and bound.holds(x, edge_index) and not (bound.on_cuda and is_capturing()):
+        left.edge_index = edge_index
+        return True
     x = x[0] if type(x) is tuple and x else x
     if type(x) is not Tensor or type(edge_index) is not Tensor:
         return False
@@ -133,9 +137,7 @@ def _is_few(module: Any, x: Any, edge_index: Any) -> bool:
         return False
     row_bytes = x.shape[1] * x.element_size()
     if not x.is_cuda:
-        few = id(type(module)) in served and is_new_and_few(edge_index, row_bytes, module)
-        left.edge_index = edge_index if few else None
-        return few
+        return _is_few_on_cpu(module, x, edge_index, row_bytes)
     aggr = module.__dict__.get("aggr")
     if aggr not in _PLAIN:  # what PyG makes of several reductions is many operations
         return False
@@ -144,12 +146,28 @@ def _is_few(module: Any, x: Any, edge_index: Any) -> bool:
     moved = num_edges * row_bytes // (2 if training and not x.requires_grad else 1)
     if not cannot_win(moved, training, settings()) or is_capturing() or torch.are_deterministic_algorithms_enabled():
         return False
-    if aggr == "mean":  # of which layers share what a graph is found by, and degrees
-        few = training and (num_edges + x.shape[0]) * row_bytes <= FEW_BYTES * relative_bandwidth()
-        if not few and (not training or saved_tensors_are_watched() or _met.again(edge_index, id(module))):
-            return False
+    if aggr != "mean":
+        remember(module, "x", x, edge_index, (most_ids(x, False), most_ids(x, True)))
+    elif training and (num_edges + x.shape[0]) * row_bytes <= FEW_BYTES * relative_bandwidth():
+        most = int(FEW_BYTES * relative_bandwidth() // (row_bytes or 1)) - x.shape[0]
+        remember(module, "x", x, edge_index, (-1, 2 * most))
+    elif not training or saved_tensors_are_watched() or _met.again(edge_index, id(module)):
+        return False  # layers share what a graph is found by, and degrees
     left.edge_index = edge_index
     return True
+
+
+def _is_few_on_cpu(module: Any, x: Tensor, edge_index: Tensor, row_bytes: int) -> bool:
+    verdict, few = served.get(id(type(module))), False
+    if verdict is not None:
+        training = torch.is_grad_enabled() and not saved_tensors_are_watched() and verdict.reduce in LINEAR
+        if training and are_few(edge_index, row_bytes, "tiny cpu"):
+            remember(module, "x", x, edge_index, (-1, most_ids(x, True)))  # in inference they gain
+            few = True
+        else:
+            few = is_new_and_few(edge_index, row_bytes, module)
+    left.edge_index = edge_index if few else None
+    return few
 
 
 class _Left(threading.local):
@@ -253,6 +271,8 @@ def parts_of(form: Form, known: Any, module: Any, weighted: bool) -> _Parts | No
             if found[1].hold(form, module):
                 return found[1]
             del _parts[key]
+        if reduction_of(module) not in LINEAR:
+            return None
         parts = _Parts(form, known, module, weighted)
         if not parts.hold(form, module):
             return None

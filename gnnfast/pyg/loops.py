@@ -21,7 +21,7 @@ from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg.adjacency import Listed
 from gnnfast.pyg.known import replaced_in_loops
 from gnnfast.pyg.norm import keeps_to_itself
-from gnnfast.pyg.small import are_few
+from gnnfast.pyg.small import are_few, bounds
 from gnnfast.pyg.verdict import global_hooks, module_hooks
 from gnnfast.types import INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
@@ -62,7 +62,8 @@ def make_in_place(original: FunctionType) -> Callable[..., Any]:
 
 def flipped(edge_index: Any, layer: Any) -> Any:
     """``edge_index.flip([0])`` for a ``layer``, which gets what is kept where it is PyG's own and nobody sees what it is given."""
-    if not _is_known(edge_index):
+    bound = bounds.get(id(layer))
+    if (bound is not None and bound.are_few(edge_index)) or not _is_known(edge_index):
         return edge_index.flip([0])
 
     def make() -> Tensor:

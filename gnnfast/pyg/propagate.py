@@ -25,7 +25,7 @@ from gnnfast.pyg.as_written import as_written, rule_of
 from gnnfast.pyg.attention import dot_attention, is_first_and_small, is_small_transformer
 from gnnfast.pyg.layers import is_product, left
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, Message, means_relu
-from gnnfast.pyg.small import are_few, is_new_and_few, returning
+from gnnfast.pyg.small import are_few, bounds, is_new_and_few, most_ids, remember, returning
 from gnnfast.pyg.verdict import COLLECT, GENERIC, OfClass, Verdict, check_module, refused, served
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import EXTREMA, FEATURE_DTYPES, INDEX_DTYPES
@@ -36,6 +36,9 @@ _STRIDED = torch.strided
 
 def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str = COLLECT) -> Any:
     """Stands in for the ``propagate`` that PyG generates for a class. Returns ``NotImplemented`` to let it run."""
+    bound = bounds.get(id(module))
+    if bound is not None and (left.edge_index is edge_index or bound.holds(kwargs.get(bound.feature), edge_index)):
+        return _left(module, edge_index, size, kwargs, collect, bound.place, SMALL)
     quiet = _quiet.get(id(module))
     if quiet is not None and _is_quiet(quiet, module, edge_index, kwargs):
         left.edge_index = None
@@ -44,9 +47,7 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], c
     cls = type(module)
     small = too_small(module, edge_index, kwargs)
     if small:
-        out = NotImplemented if guards.context() else as_written(module, edge_index, size, kwargs, collect)
-        ran(f"pyg {cls.__name__}", "PyG's own", small if out is NotImplemented else f"{small}: its operations alone")
-        return out
+        return _left(module, edge_index, size, kwargs, collect, f"pyg {cls.__name__}", small)
     not_now = guards.context()
     refusal = refused(cls)
     reason, lasts = not_now or refusal, bool(refusal)
@@ -68,6 +69,17 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], c
     if lasts and not not_now and not pays:
         _keep_quiet(module, edge_index, kwargs, reason)
     return NotImplemented
+
+
+SMALL, NEW_AND_SMALL = "too small to gain", "too small to gain from a graph that is new"
+_ALONE = {why: f"{why}: its operations alone" for why in (SMALL, NEW_AND_SMALL)}
+
+
+def _left(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str, place: str, why: str) -> Any:
+    left.edge_index = None
+    out = NotImplemented if guards.context() else as_written(module, edge_index, size, kwargs, collect)
+    ran(place, "PyG's own", why if out is NotImplemented else _ALONE[why])
+    return out
 
 
 class _Quiet(NamedTuple):
@@ -112,7 +124,7 @@ def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> str:
     if asked is not None:
         left.edge_index = None
         if asked is edge_index:
-            return "too small to gain"
+            return SMALL
     if verdict is None or type(edge_index) is not Tensor:
         return ""
     training = torch.is_grad_enabled()
@@ -123,7 +135,7 @@ def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> str:
     if verdict.message is DOT_ATTENTION:
         edge_attr = kwargs.get("edge_attr")
         small = is_first_and_small(module, edge_index) if edge_attr is None else is_small_transformer(module, edge_index, edge_attr)
-        return "too small to gain from a graph that is new" if small else ""
+        return NEW_AND_SMALL if small else ""
     x = kwargs.get(verdict.message.feature)
     if type(x) is tuple:
         x = x[0]
@@ -132,9 +144,16 @@ def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> str:
     if x.dim() < 2:
         return ""
     row_bytes = (x.shape[1] if x.dim() == 2 else _row(module, x)) * x.element_size()
-    if not cannot_win(edge_index.shape[-1] * row_bytes, training, settings()):
+    if not cannot_win(edge_index.shape[-1] * row_bytes, training, settings()) or torch.are_deterministic_algorithms_enabled():
         return ""
-    return "" if torch.are_deterministic_algorithms_enabled() else "too small to gain"
+    _remember(module, verdict, x, edge_index)
+    return SMALL
+
+
+def _remember(module: Any, verdict: Verdict, x: Tensor, edge_index: Tensor) -> None:
+    if x.dim() == 2:
+        in_training = -1 if verdict.reduce in EXTREMA else most_ids(x, True)
+        remember(module, verdict.message.feature, x, edge_index, (most_ids(x, False), in_training))
 
 
 def _row(module: Any, x: Tensor) -> int:
@@ -146,18 +165,21 @@ def _row(module: Any, x: Tensor) -> int:
 def _small_on_cpu(module: Any, edge_index: Tensor, kwargs: dict[str, Any], verdict: Verdict) -> str:
     """The same on a CPU: of attention, and of a graph that is new, but for one that the layer made with its ``edge_index``."""
     if verdict.message is DOT_ATTENTION:
-        return "too small to gain" if is_small_transformer(module, edge_index, kwargs.get("edge_attr")) else ""
-    own, passing = running.graph, running.passing is edge_index
-    met = id(module) in returning and not passing
-    if (met and not torch.is_grad_enabled()) or (own is not None and own.edge_index is edge_index):
+        return SMALL if is_small_transformer(module, edge_index, kwargs.get("edge_attr")) else ""
+    own, passing, training = running.graph, running.passing is edge_index, torch.is_grad_enabled()
+    if own is not None and own.edge_index is edge_index:
         return ""
     x = kwargs.get(verdict.message.feature)
     x = x[0] if type(x) is tuple and x else x
     if type(x) is not Tensor or x.layout is not _STRIDED or x.dim() < 2 or edge_index.dim() != 2:
         return ""
     row_bytes = (x.shape[1] if x.dim() == 2 else _row(module, x)) * x.element_size()
-    if verdict.reduce not in EXTREMA and are_few(edge_index, row_bytes, "tiny cpu"):
-        return "too small to gain"
+    if not (training and verdict.reduce in EXTREMA) and are_few(edge_index, row_bytes, "tiny cpu"):
+        _remember(module, verdict, x, edge_index)
+        return SMALL
+    met = id(module) in returning and not passing
+    if met and not training:
+        return ""
     weight = None if verdict.message.weight is None else kwargs.get(verdict.message.weight)
     if met or (isinstance(weight, Tensor) and weight.requires_grad):  # whose gradient is summed over features in another order
         return ""
@@ -166,7 +188,7 @@ def _small_on_cpu(module: Any, edge_index: Tensor, kwargs: dict[str, Any], verdi
             return ""
     elif not is_new_and_few(edge_index, row_bytes, module) or cache.origin(edge_index) is not None:
         return ""
-    return "too small to gain from a graph that is new"
+    return NEW_AND_SMALL
 
 
 def generic(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
@@ -185,7 +207,7 @@ def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], 
         if verdict.reduce != "sum" or verdict.update is not None:
             raise Unsupported("attention that is not summed")
         if not edge_index.is_cuda and is_small_transformer(module, edge_index, kwargs.get("edge_attr")):
-            ran(verdict.place, "PyG's own", "too small to gain")
+            ran(verdict.place, "PyG's own", SMALL)
             return NotImplemented
         return dot_attention(module, edge_index, size, kwargs, verdict.place)
     message, reduce = verdict.message, verdict.reduce

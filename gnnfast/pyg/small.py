@@ -1,4 +1,4 @@
-"""Calls on a CPU whose graph is new and whose messages are so few that to make a graph that is found again takes longer than a
+"""Calls that are left to PyG for their size. On a CPU, where a graph is new and to make one that is found again takes longer than a
 kernel saves: PyG's own operations run. Asked only of calls whose results have the same bits either way, sums in the order of edges,
 so that nobody sees in a result which call was the first. (Where a layer is one node of autograd, the two parts of the gradient of
 its features are added in an order that differs between COO and CSR, too.)"""
@@ -6,16 +6,18 @@ its features are added in an order that differs between COO and CSR, too.)"""
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnnfast import guards
 from gnnfast.cache import Sightings
-from gnnfast.config import settings
-from gnnfast.dispatch.select import cannot_win
+from gnnfast.config import is_overridden, settings
+from gnnfast.dispatch.select import cannot_win, most_left
 from gnnfast.graph.checks import saved_tensors_are_watched
 
+_tracing_state, _deterministic = torch._C._get_tracing_state, torch._C._get_deterministic_algorithms
 _met = Sightings()
 # Layers that have met a graph twice, by their id: in two passes, or several times in one.
 returning: dict[int, weakref.ref[object]] = {}
@@ -39,3 +41,50 @@ def is_new_and_few(edge_index: Tensor, row_bytes: int, owner: object) -> bool:
         return True
     returning[key] = weakref.ref(owner, lambda _: returning.pop(key, None))
     return False
+
+
+class Bound:
+    """Up to how many ``ids`` of an ``edge_index``, in inference and in training, rows of ``width`` numbers are too few to gain from
+    a kernel, so that nothing else of a module's call is looked at: on small graphs ten lines of Python take a hundredth of a step.
+    PyG's own is always right."""
+
+    __slots__ = ("dtype", "feature", "forget", "ids", "on_cuda", "place", "width")
+
+    def __init__(self, module: object, feature: str, x: Tensor, edge_index: Tensor, ids: tuple[int, int]) -> None:
+        key = id(module)
+        self.ids, self.feature, self.width, self.place = ids, feature, x.shape[1], f"pyg {type(module).__name__}"
+        self.dtype, self.on_cuda, self.forget = edge_index.dtype, x.is_cuda, weakref.ref(module, lambda _: bounds.pop(key, None))
+
+    def holds(self, x: Any, edge_index: Any) -> bool:
+        """Whether a call is one of these."""
+        if type(x) is tuple and x:
+            x = x[0]
+        return type(x) is Tensor and self.are_few(edge_index) and x.dim() == 2 and x.size(1) == self.width
+
+    def are_few(self, edge_index: Any) -> bool:
+        """Whether it has so few. What has been learnt must not decide in checkpointing, and a trace would warn."""
+        if type(edge_index) is not Tensor or _tracing_state() is not None or is_overridden():
+            return False
+        training, on_cuda = torch.is_grad_enabled(), self.on_cuda
+        return (
+            edge_index.numel() <= self.ids[training]
+            and edge_index.dtype is self.dtype
+            and edge_index.is_cuda is on_cuda
+            and not (training and saved_tensors_are_watched())
+            and not (on_cuda and _deterministic())
+        )
+
+
+bounds: dict[int, Bound] = {}  # by the id of the module
+
+
+def remember(module: object, feature: str, x: Tensor, edge_index: Tensor, ids: tuple[int, int]) -> None:
+    """That a call was left, so that others with so few ``ids``, in inference and in training, are found to be as small at once."""
+    if x.dim() == 2 and not is_overridden():
+        bounds[id(module)] = Bound(module, feature, x, edge_index, ids)
+
+
+def most_ids(x: Tensor, training: bool) -> int:
+    """The ids of so many edges that rows of ``x`` at each are the most that may be too few to gain from a kernel."""
+    row_bytes = x.shape[1] * x.element_size() or 1
+    return 2 * int(most_left(training, settings(), "cuda" if x.is_cuda else "tiny cpu") // row_bytes)

@@ -14,6 +14,7 @@ from graphs import GRAPHS, relative_error
 import gnnfast
 from gnnfast.dispatch import select
 from gnnfast.hardware import relative_bandwidth
+from gnnfast.pyg.small import bounds
 
 pyg = pytest.importorskip("torch_geometric", reason="PyG is not installed")
 from torch_geometric import nn  # noqa: E402
@@ -348,6 +349,7 @@ def test_small_graphs(name, graph, device, small):
 
 def test_graphs_that_are_not_so_small_are_served_when_met_again(device, small, monkeypatch):
     """In training on a GPU. On a CPU the layer is served from then on."""
+    monkeypatch.setitem(select.SMALL, "tiny cpu", select.Small(-1, -1))
     monkeypatch.setattr("gnnfast.pyg.layers.FEW_BYTES", 0)
     edge_index, n, _ = GRAPHS["random"]()
     layer, x = nn.SAGEConv(F, 5).to(device), torch.randn(n, F, device=device)
@@ -367,6 +369,7 @@ def test_graphs_that_are_not_so_small_are_served_when_met_again(device, small, m
 def test_sums_of_small_graphs_are_left_alone_in_training(device, small, monkeypatch):
     """On a GPU, and where no gradient passes through the messages, of twice as many. On a CPU these alone, of graphs that are
     new."""
+    monkeypatch.setitem(select.SMALL, "tiny cpu", select.Small(-1, -1))
     monkeypatch.setattr("gnnfast.pyg.layers.FEW_BYTES", 0)
     edge_index, n, _ = GRAPHS["random"]()
     edge_index, x = edge_index.to(device), torch.randn(n, F, device=device)
@@ -385,6 +388,7 @@ def test_sums_of_small_graphs_are_left_alone_in_training(device, small, monkeypa
     of_messages = edge_index.shape[1] * F * 4
     most = 1 + round(0.75 * of_messages / relative_bandwidth())
     monkeypatch.setitem(select.SMALL, "cuda", select.SMALL["cuda"]._replace(training=most))
+    bounds.clear()
     assert is_left(sums, x, edge_index) == on_gpu and not is_left(sums, leaf, edge_index)
 
 
