@@ -158,9 +158,9 @@ def _is_few(module: Any, x: Any, edge_index: Any) -> bool:
 
 
 def _is_few_on_cpu(module: Any, x: Tensor, edge_index: Tensor, row_bytes: int) -> bool:
-    verdict, few = served.get(id(type(module))), False
-    if verdict is not None:
-        training = torch.is_grad_enabled() and not saved_tensors_are_watched() and verdict.reduce in LINEAR
+    few = False
+    if id(type(module)) in served:
+        training = torch.is_grad_enabled() and not saved_tensors_are_watched() and reduction_of(module) in LINEAR
         if training and are_few(edge_index, row_bytes, "tiny cpu"):
             remember(module, "x", x, edge_index, (-1, most_ids(x, True)))  # in inference they gain
             few = True

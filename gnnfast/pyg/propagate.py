@@ -26,7 +26,7 @@ from gnnfast.pyg.attention import dot_attention, is_first_and_small, is_small_tr
 from gnnfast.pyg.layers import is_product, left
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, Message, means_relu
 from gnnfast.pyg.small import are_few, bounds, is_new_and_few, most_ids, remember, returning
-from gnnfast.pyg.verdict import COLLECT, GENERIC, OfClass, Verdict, check_module, refused, served
+from gnnfast.pyg.verdict import COLLECT, GENERIC, OfClass, Verdict, check_module, reduction_of, refused, served
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import EXTREMA, FEATURE_DTYPES, INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
@@ -139,7 +139,7 @@ def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> str:
     x = kwargs.get(verdict.message.feature)
     if type(x) is tuple:
         x = x[0]
-    if type(x) is not Tensor or x.layout is not _STRIDED or (training and verdict.reduce in EXTREMA):
+    if type(x) is not Tensor or x.layout is not _STRIDED or (training and reduction_of(module) in EXTREMA):
         return ""
     if x.dim() < 2:
         return ""
@@ -152,7 +152,7 @@ def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> str:
 
 def _remember(module: Any, verdict: Verdict, x: Tensor, edge_index: Tensor) -> None:
     if x.dim() == 2:
-        in_training = -1 if verdict.reduce in EXTREMA else most_ids(x, True)
+        in_training = -1 if reduction_of(module) in EXTREMA else most_ids(x, True)
         remember(module, verdict.message.feature, x, edge_index, (most_ids(x, False), in_training))
 
 
@@ -174,7 +174,7 @@ def _small_on_cpu(module: Any, edge_index: Tensor, kwargs: dict[str, Any], verdi
     if type(x) is not Tensor or x.layout is not _STRIDED or x.dim() < 2 or edge_index.dim() != 2:
         return ""
     row_bytes = (x.shape[1] if x.dim() == 2 else _row(module, x)) * x.element_size()
-    if not (training and verdict.reduce in EXTREMA) and are_few(edge_index, row_bytes, "tiny cpu"):
+    if not (training and reduction_of(module) in EXTREMA) and are_few(edge_index, row_bytes, "tiny cpu"):
         _remember(module, verdict, x, edge_index)
         return SMALL
     met = id(module) in returning and not passing

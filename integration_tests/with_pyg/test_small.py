@@ -68,6 +68,17 @@ def test_a_layer_that_gains_in_one_node_is_left_in_training_alone(monkeypatch):
         assert is_left(lambda: layer(x, edge_index))
 
 
+def test_a_maximum_is_no_sum_where_another_layer_of_its_class_is(monkeypatch):
+    """What a class was found to be last says nothing of how another layer of it reduces."""
+    monkeypatch.setitem(select.SMALL, "tiny cpu", select.Small(1 << 40, 1 << 40))
+    edge_index, n, _ = GRAPHS["random"]()
+    x, sums, maxima = torch.randn(n, F), nn.SimpleConv(aggr="sum"), nn.SimpleConv(aggr="max")
+    for layer in (maxima, sums):
+        layer(x, edge_index)
+    for _ in range(2):
+        assert is_left(lambda: sums(x, edge_index)) and not is_left(lambda: maxima(x, edge_index))
+
+
 LARGEST = 60  # edges of 4 numbers
 
 
