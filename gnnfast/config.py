@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -225,6 +226,11 @@ class Settings:
         *_one_of(*LOG_LEVELS),
         "what is logged to stderr: patches and first fallbacks (`info`), every call (`debug`)",
     )
+
+    @functools.cached_property
+    def is_free(self) -> bool:
+        """Whether nothing asks for a kernel."""
+        return self.kernel == "auto" and self.sample == "off" and not self.autotune
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:

@@ -22,6 +22,7 @@ from gnnfast.dispatch.calls import arguments, count
 from gnnfast.dispatch.select import SparseChoice, densities, sparse_pays
 from gnnfast.graph import Graph
 from gnnfast.graph.checks import saved_tensors_are_watched
+from gnnfast.guards import tracing_state
 from gnnfast.reporting import measured, ran
 from gnnfast.stream import is_capturing
 from gnnfast.types import FEATURE_DTYPES, split
@@ -208,13 +209,13 @@ class Measured(Held):
         return self.features
 
 
-_sightings, _tracing_state = Sightings(), torch._C._get_tracing_state
+_sightings = Sightings()
 
 
 def sighted(x: Tensor, owner: object, what: str) -> bool:
     """Whether ``owner``, a layer, used these features before. Asked first: hidden activations, which are new in every pass, have
     then cost next to nothing."""
-    if _tracing_state() is not None or not large(x) or x.requires_grad or x.is_inference():
+    if tracing_state() is not None or not large(x) or x.requires_grad or x.is_inference():
         return False
     return _sightings.again(x, id(owner), what)
 
@@ -228,7 +229,7 @@ def eligible(x: Tensor) -> bool:
     """Whether dense features may be a constant input that is worth measuring."""
     return not (
         type(x) is not Tensor
-        or torch._C._get_tracing_state() is not None  # which would warn of the comparisons
+        or tracing_state() is not None  # which would warn of the comparisons
         or x.dim() != 2
         or not large(x)
         or x.layout is not torch.strided

@@ -11,13 +11,13 @@ from gnnfast.stream import is_capturing
 PLAIN = (Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
 _CPU, _CUDA = not _native.missing("cpu"), not _native.missing("cuda")
-_tracing_state, _transforms = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
+tracing_state, _transforms = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
 _dispatch_modes, _forward_ad = torch._C._len_torch_dispatch_stack, torch.autograd.forward_ad
 
 
 def context() -> str:
     """Why no call can be served now (tracing, function transforms, ...); empty if calls can be."""
-    if _tracing_state() is not None:
+    if tracing_state() is not None:
         return "torch.jit.trace or ONNX export is recording"
     if _transforms() is not None:
         return "a torch.func transform is active"

@@ -105,8 +105,8 @@ class Small(NamedTuple):
 # of compiled models, whose kernels the compiler fuses and may replay as a CUDA graph; on a CPU, of sums of messages of any code and
 # of attention with edge features; there, over a graph that is new, of features; of what is kept of a graph that is new on a GPU; on
 # a CPU, of those over any graph, where Python costs more than kernels save; of dot products alone there, whose kernels
-# win at every size, but nobody would notice where there are next to no edges; and of compiled models there, where what the compiler
-# makes of scattering is slower than kernels at every size.
+# win at every size, but nobody would notice where there are next to no edges; of attention there whose scores are linear in edge
+# features; and of compiled models there, where what the compiler makes of scattering is slower than kernels at every size.
 # Measured beside an H200 (benchmarks/NOTES.md, "What is left alone"): a GPU of less bandwidth takes as long for fewer bytes.
 SMALL = {
     "cuda": Small(110 << 20, 45 << 20),
@@ -115,8 +115,9 @@ SMALL = {
     "cpu": Small(1 << 19, 1 << 19),
     "new cpu": Small(1 << 16, 1 << 16),
     "new cuda": Small(1 << 20, 1 << 20),
-    "tiny cpu": Small(1 << 14, 1 << 15),
+    "tiny cpu": Small(1 << 16, 1 << 15),
     "attention cpu": Small(1 << 12, 1 << 12),
+    "scored edges cpu": Small(1 << 15, -1),
     "compiled cpu": Small(-1, -1),
 }
 # Up to which, on a CPU, torch's own scatter is faster than a kernel over a graph that is already converted.
@@ -147,22 +148,15 @@ def cannot_win(nbytes: int, training: bool, settings: Settings, where: str = "cu
 
 def most_left(training: bool, settings: Settings, where: str) -> float:
     """The most bytes of which :func:`cannot_win` is true; -1 if it is of none."""
+    if not settings.is_free:
+        return -1.0
     most = SMALL[where].training if training else SMALL[where].inference
-    return most * _bandwidth(where) if _is_free(settings) else -1.0
+    return most if where.endswith("cpu") else most * relative_bandwidth()
 
 
 def most_small(where: str, settings: Settings) -> float:
     """The most bytes of which :func:`cannot_win` is true, with gradients and without."""
-    return min(SMALL[where]) * _bandwidth(where) if _is_free(settings) else 0.0
-
-
-def _bandwidth(where: str) -> float:
-    return 1.0 if where.endswith("cpu") else relative_bandwidth()
-
-
-def _is_free(settings: Settings) -> bool:
-    """Whether nothing asks for a kernel."""
-    return settings.kernel == "auto" and settings.sample == "off" and not settings.autotune
+    return min(most_left(training, settings, where) for training in (False, True)) if settings.is_free else 0.0
 
 
 def select(graph: Statistics, request: Request, settings: Settings) -> Choice:

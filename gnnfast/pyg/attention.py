@@ -20,6 +20,7 @@ from gnnfast.dispatch.execute import Narrow, softmax
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.graph import Graph
 from gnnfast.graph.checks import saved_tensors_are_watched
+from gnnfast.guards import tracing_state
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import bounded
 from gnnfast.pyg.adjacency import graph_of, incidence_of
@@ -72,7 +73,7 @@ _sightings = Sightings()
 
 def _is_small(module: Any, edge_index: Any, training: bool | None = None, of_cpu: str = "cpu") -> bool:
     """Whether a layer meets a graph that is so small that several kernels cost more than they save."""
-    if type(edge_index) is not Tensor or edge_index.dim() != 2:
+    if type(edge_index) is not Tensor or edge_index.dim() != 2 or tracing_state() is not None:  # a trace would warn
         return False
     if edge_index.is_cuda and torch.are_deterministic_algorithms_enabled():  # PyG's scatter raises, or is slow
         return False
@@ -96,9 +97,12 @@ def is_first_and_small(module: Any, edge_index: Any, training: bool | None = Non
 
 def _is_small_gat(module: Any, edge_index: Any, edge_attr: Any) -> bool:
     """The same for GATConv with edge features, which gains as much in training as without; what was met before must not decide in
-    checkpointing."""
+    checkpointing. On a CPU, of a graph that is tiny, whether it is new or not: served, 250 edges took 0.96 of PyG's step, or 0.74
+    over new ones, and left alone 0.94 of both."""
     if edge_attr is None or not isinstance(edge_index, Tensor) or saved_tensors_are_watched():
         return False
+    if edge_index.is_cpu:
+        return _is_small(module, edge_index, of_cpu="scored edges cpu")
     return is_first_and_small(module, edge_index, False)
 
 

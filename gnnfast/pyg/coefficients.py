@@ -75,6 +75,16 @@ def make_agnn_conv(original: FunctionType) -> Callable[..., Any]:
     return agnn_conv
 
 
+def _is_small(x: Any, edge_index: Any) -> bool:
+    """Whether FAConv, whose gradients are several kernels, meets a graph that is too small for them."""
+    if not (type(x) is type(edge_index) is Tensor and x.dim() == edge_index.dim() == 2):
+        return False
+    training, where = torch.is_grad_enabled(), "cuda" if x.is_cuda else "tiny cpu"
+    if not (training or x.is_cuda) or guards.context():
+        return False
+    return cannot_win(edge_index.shape[1] * x.shape[1] * x.element_size(), training, settings(), where)
+
+
 def make_fa_conv(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for the ``forward(x, x_0, edge_index, edge_weight, return_attention_weights)`` of FAConv (Bo et al., AAAI
     2021)."""
@@ -82,12 +92,7 @@ def make_fa_conv(original: FunctionType) -> Callable[..., Any]:
 
     def fa_conv(module: Any, x: Any, x_0: Any, edge_index: Any, edge_weight: Any, weights: Any) -> Any:
         place = f"pyg {type(module).__name__}"
-        if (
-            type(x) is type(edge_index) is Tensor
-            and x.is_cuda
-            and x.dim() == edge_index.dim() == 2
-            and cannot_win(edge_index.shape[1] * x.shape[1] * x.element_size(), torch.is_grad_enabled(), settings())
-        ):
+        if _is_small(x, edge_index):
             return NotImplemented  # propagate says so
         try:
             _check_simple(known, module, x, edge_index)

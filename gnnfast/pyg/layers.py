@@ -22,6 +22,7 @@ from gnnfast.config import settings
 from gnnfast.dispatch.execute import Linear, aggregate, linear_layer
 from gnnfast.dispatch.select import FEW_BYTES, TINY_ON_CPU, Layer, cannot_win, linear_first, saves_little
 from gnnfast.graph.checks import saved_tensors_are_watched
+from gnnfast.guards import tracing_state
 from gnnfast.hardware import relative_bandwidth
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg.adjacency import graph_of, running
@@ -39,7 +40,6 @@ _OVERRIDES = ("propagate", *METHODS)
 _PLAIN = ("add", "sum", "mean", "max", "min")
 _methods = operator.attrgetter("message", "aggregate", "update", "message_and_aggregate", "forward")
 _STRIDED = torch.strided
-_tracing_state = torch._C._get_tracing_state
 
 
 class Form(NamedTuple):
@@ -397,7 +397,7 @@ def make_linear(original: FunctionType) -> Callable[..., Any]:
         if type(x) is not Tensor:
             return NotImplemented
         if x.layout is _STRIDED:
-            if x.requires_grad or _tracing_state() is not None or x.numel() < features.MIN_ELEMENTS:
+            if x.requires_grad or tracing_state() is not None or x.numel() < features.MIN_ELEMENTS:
                 return NotImplemented  # at once: such are most calls
             if not features.sighted(x, module, "product") or guards.context():
                 return NotImplemented

@@ -27,7 +27,7 @@ def make_sample(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``sample(population, k, device)``: ``k`` distinct numbers below ``population``."""
 
     def sample(population: Any, k: Any, device: Any) -> Any:
-        if type(population) is not int or type(k) is not int or population <= k or guards.context():
+        if type(population) is not int or type(k) is not int or k < FEW or population <= k or guards.context():
             return NotImplemented
         generator = _generator(population, k)
         if generator is None:
@@ -101,7 +101,7 @@ def _at(t: Tensor, among: Tensor) -> Tensor:
 def _generator(n: int, k: int) -> random.Random | None:
     """The one that ``random.sample(range(n), k)`` draws from, if it is Python's own and draws as :func:`draw` does."""
     of_pool = 21 + 4 ** math.ceil(math.log(k * 3, 4)) if k > 5 else 21  # Python keeps a list of what is left up to there
-    if k < FEW or n <= of_pool or n.bit_length() > 62:
+    if n <= of_pool or n.bit_length() > 62:
         return None
     generator = getattr(random.sample, "__self__", None)
     if type(generator) is not random.Random or not vars(generator).keys() <= {"gauss_next"}:

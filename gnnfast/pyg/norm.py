@@ -138,11 +138,13 @@ def make_gcn_norm(original: FunctionType) -> Any:
                 return made[:2]
         if not _are_plain(edge_index, edge_weight) or type(num_nodes) not in (int, type(None)) or known.replaced_in_norm():
             return NotImplemented
-        if edge_weight is not None and not is_constant(edge_weight):
-            anew = _weighed_anew(edge_index, edge_weight, *arguments)
+        if edge_weight is not None and not (is_constant(edge_weight) and _is_met(edge_weight)):
+            # Of weights that are new PyG's own are as good, unless it is known by the edges where they go.
+            met = not is_constant(edge_weight) or _sightings.again(edge_index)
+            anew = _weighed_anew(edge_index, edge_weight, *arguments) if met else None
             if anew is None:
                 return NotImplemented
-            ran(_PLACE, "remembered structure", "the weights require a gradient")
+            ran(_PLACE, "remembered structure", "the weights are new, or require a gradient")
             normed, weight = anew
             if shares or normed is edge_index:
                 return anew
@@ -293,6 +295,11 @@ def _is_left(edge_index: Any, edge_weight: Any) -> bool:
         return False
     of_edges = type(edge_weight) is not Tensor or edge_weight.requires_grad  # of which nothing but the edges is kept
     return not _sightings.again(edge_index if of_edges else edge_weight)
+
+
+def _is_met(edge_weight: Tensor) -> bool:
+    """Whether to keep what is made of constant weights: on a CPU only if they were met before."""
+    return edge_weight.is_cuda or _are_watched() or _sightings.again(edge_weight)
 
 
 ROW_BYTES = 16  # of an edge: PyG's own takes 60 us and a few ns an edge, to keep and copy what it gives 45

@@ -19,6 +19,7 @@ from gnnfast.features import aggregate_csr, unsupported
 from gnnfast.graph import Graph, ids
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_SRC
+from gnnfast.guards import tracing_state
 from gnnfast.pyg import bounded, general
 from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.as_written import as_written, rule_of
@@ -96,11 +97,10 @@ class _Quiet(NamedTuple):
 
 # By the id of the module. What was found out about one may change, but PyG's own has always the right results.
 _quiet: dict[int, _Quiet] = {}
-_tracing_state = torch._C._get_tracing_state
 
 
 def _is_quiet(quiet: _Quiet, module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
-    if type(edge_index) is not Tensor or _tracing_state() is not None:  # a trace would warn of the comparison
+    if type(edge_index) is not Tensor or tracing_state() is not None:  # a trace would warn of the comparison
         return False
     return edge_index.is_cuda is quiet.on_cuda and quiet.few.holds(module, edge_index, kwargs)
 

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast import guards
 from gnnfast.cache import Sightings
 from gnnfast.config import is_overridden, settings
-from gnnfast.dispatch.select import cannot_win, most_left
+from gnnfast.dispatch.select import most_left
 from gnnfast.graph.checks import saved_tensors_are_watched
+from gnnfast.guards import tracing_state
 
-_tracing_state, _deterministic = torch._C._get_tracing_state, torch._C._get_deterministic_algorithms
+_deterministic = torch._C._get_deterministic_algorithms
 _met = Sightings()
 # Layers that have met a graph twice, by their id: in two passes, or several times in one.
 returning: dict[int, weakref.ref[object]] = {}
@@ -26,9 +26,9 @@ returning: dict[int, weakref.ref[object]] = {}
 def are_few(edge_index: Tensor, row_bytes: int, where: str = "new cpu") -> bool:
     """Whether rows of all edges of an ``edge_index [2, E]`` are few bytes. A trace would warn of the comparison, and with int32 ids
     torch sums gradients wrongly."""
-    if edge_index.dtype is not torch.int64 or guards.context():
+    if edge_index.dtype is not torch.int64 or tracing_state() is not None:
         return False
-    return cannot_win(edge_index.size(1) * row_bytes, torch.is_grad_enabled(), settings(), where)
+    return edge_index.numel() * row_bytes <= 2 * most_left(torch.is_grad_enabled(), settings(), where)
 
 
 def is_new_and_few(edge_index: Tensor, row_bytes: int, owner: object) -> bool:
@@ -63,7 +63,7 @@ class Bound:
 
     def are_few(self, edge_index: Any) -> bool:
         """Whether it has so few. What has been learnt must not decide in checkpointing, and a trace would warn."""
-        if type(edge_index) is not Tensor or _tracing_state() is not None or is_overridden():
+        if type(edge_index) is not Tensor or tracing_state() is not None or is_overridden():
             return False
         training, on_cuda = torch.is_grad_enabled(), self.on_cuda
         return (

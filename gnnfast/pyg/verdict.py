@@ -118,7 +118,7 @@ def _check_inspected(module: Any) -> None:
 def is_plain(aggregation: Any) -> bool:
     """Whether nothing but its class says what an aggregation does."""
     own = aggregation.__dict__
-    return not any(module_hooks(own)) and own.keys().isdisjoint(CALLED)
+    return own.keys().isdisjoint(CALLED) and not any(module_hooks(own))
 
 
 def check_module(module: Any, collect: str = COLLECT) -> Verdict:

@@ -11,6 +11,7 @@ from graphs import relative_error
 from torch.utils.checkpoint import checkpoint
 
 import gnnfast
+from gnnfast.cache import cache
 
 pyg = pytest.importorskip("torch_geometric", reason="PyG is not installed")
 from torch_geometric import nn  # noqa: E402
@@ -220,6 +221,24 @@ def check_users_own(edge_index, weight, *arguments):
         assert relative_error(f.nan_to_num(7.0), e.nan_to_num(7.0)) < 1e-12
     found[0].zero_()  # the user's own
     assert torch.equal(gcn_norm(edge_index, weight.clone().requires_grad_(), *arguments)[0], expected[0])
+
+
+@pytest.mark.parametrize("loops", [True, False])
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_weights_that_are_new_in_each_call(graph, loops, device):
+    """As a network makes them of edge features. On a CPU nothing is kept of weights that are met once, but of the edges."""
+    edge_index, nodes = graph_of(graph, device)
+    on_gpu, held, ran = device.type == "cuda", [], []
+    weights = [torch.rand(edge_index.shape[1], dtype=torch.float64, device=device) for _ in range(3)]
+    for weight in (*weights, weights[-1], weights[-1]):
+        gnnfast.clear_report()
+        found, expected = both(lambda: gcn_norm(edge_index, weight, nodes, False, loops))  # noqa: B023
+        assert torch.equal(found[0], expected[0]) and relative_error(found[1], expected[1]) <= (1e-12 if on_gpu else 0)
+        ran.append([kernel for place, kernel, _ in gnnfast.report().kernels if place == OF_THE_LAYER[0]])
+        held.append(cache.nbytes)
+    structure = "remembered structure"
+    assert ran == ([["remembered"]] * 5 if on_gpu else [[], [structure], [structure], ["remembered"], ["remembered"]])
+    assert on_gpu or held[1] == held[2] <= held[3] == held[4]
 
 
 def test_weights_that_require_a_gradient_wait_for_nothing(device):
