@@ -69,7 +69,7 @@ def small_graphs() -> str:
         cells = (f"{geometric_mean(found[what]):.2f}, {min(found[what]):.2f}" for what in ("training", "inference"))
         lines.append(f"| {model} | {' | '.join(cells)} |")
     page = _with_table((HERE / "small_graphs.md").read_text(), "host", lines)
-    record = json.loads((HERE.parent / "benchmarks/results/cpu-2core-2026-11-25/host_layers.json").read_text())
+    record = json.loads((HERE.parent / "benchmarks/results/cpu-2core-2026-11-28/host_layers.json").read_text())
     lines = ["| edges | pass | edge_index | mean | least |", "|---|---|---|---|---|"]
     for row in record["summary"]:
         edges, graph = row["kind"].removeprefix("layers, "), {"same": "the same", "new": "new in each step"}[row["graph"]]

@@ -115,7 +115,7 @@ SMALL = {
     "cpu": Small(1 << 19, 1 << 19),
     "new cpu": Small(1 << 16, 1 << 16),
     "new cuda": Small(1 << 20, 1 << 20),
-    "tiny cpu": Small(1 << 16, 1 << 15),
+    "tiny cpu": Small(1 << 16, 1 << 16),
     "attention cpu": Small(1 << 12, 1 << 12),
     "scored edges cpu": Small(1 << 15, -1),
     "compiled cpu": Small(-1, -1),

@@ -8,6 +8,7 @@ that is made in one operation (:mod:`gnnfast.ops.gcn_norm`), whose loops are not
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -140,8 +141,10 @@ def make_gcn_norm(original: FunctionType) -> Any:
             return NotImplemented
         if edge_weight is not None and not (is_constant(edge_weight) and _is_met(edge_weight)):
             # Of weights that are new PyG's own are as good, unless it is known by the edges where they go.
-            met = not is_constant(edge_weight) or _sightings.again(edge_index)
-            anew = _weighed_anew(edge_index, edge_weight, *arguments) if met else None
+            met, anew = not is_constant(edge_weight) or _sightings.again(edge_index), None
+            if met:
+                with contextlib.suppress(IndexError, RuntimeError):  # PyG raises its own, or counts negative ids from the end
+                    anew = _weighed_anew(edge_index, edge_weight, *arguments)
             if anew is None:
                 return NotImplemented
             ran(_PLACE, "remembered structure", "the weights are new, or require a gradient")

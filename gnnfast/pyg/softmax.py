@@ -56,7 +56,7 @@ def _is_tiny(src: Any) -> bool:
     """Whether so little is normalised on a CPU that to look for a graph takes a tenth of what PyG does."""
     if type(src) is not Tensor or not src.is_cpu or tracing_state() is not None:
         return False
-    return cannot_win(src.nbytes, torch.is_grad_enabled(), settings(), "tiny cpu")
+    return cannot_win(src.numel() * src.element_size(), torch.is_grad_enabled(), settings(), "tiny cpu")
 
 
 def make_softmax(original: FunctionType) -> Callable[..., Any]:

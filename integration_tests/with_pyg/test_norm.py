@@ -241,6 +241,22 @@ def test_weights_that_are_new_in_each_call(graph, loops, device):
     assert on_gpu or held[1] == held[2] <= held[3] == held[4]
 
 
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_a_negative_source_with_weights_counts_from_the_end(needs_grad):
+    """As PyG has it on a CPU, in each call."""
+    edge_index = torch.tensor([[-1, 0, 1], [1, 2, 0]])
+    for _ in range(3):
+        weight = torch.rand(3, requires_grad=needs_grad)
+        found, expected = both(lambda: gcn_norm(edge_index, weight, 3))  # noqa: B023
+        assert all(map(torch.equal, found, expected))
+
+
+def test_sparse_scores_are_refused_as_by_pyg():
+    scores, index = torch.eye(4).to_sparse(), torch.tensor([0, 0, 1, 1])
+    found, expected = both(lambda: pyg.utils.softmax(scores, index, num_nodes=2))
+    assert isinstance(expected, Exception) and type(found) is type(expected) and str(found) == str(expected)
+
+
 def test_weights_that_require_a_gradient_wait_for_nothing(device):
     edge_index, nodes = graph_of("hub", device)
     weight, x, layer = (
