@@ -97,8 +97,8 @@ def is_first_and_small(module: Any, edge_index: Any, training: bool | None = Non
 
 def _is_small_gat(module: Any, edge_index: Any, edge_attr: Any) -> bool:
     """The same for GATConv with edge features, which gains as much in training as without; what was met before must not decide in
-    checkpointing. On a CPU, of a graph that is tiny, whether it is new or not: served, 250 edges took 0.96 of PyG's step, or 0.74
-    over new ones, and left alone 0.94 of both."""
+    checkpointing. On a CPU in training, of a graph that is tiny, whether it is new or not (250 edges, PyG's time over what is
+    served: 0.96, or 0.74 over new ones; left alone 0.94 of both)."""
     if edge_attr is None or not isinstance(edge_index, Tensor) or saved_tensors_are_watched():
         return False
     if edge_index.is_cpu:

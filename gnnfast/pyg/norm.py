@@ -139,10 +139,10 @@ def make_gcn_norm(original: FunctionType) -> Any:
                 return made[:2]
         if not _are_plain(edge_index, edge_weight) or type(num_nodes) not in (int, type(None)) or known.replaced_in_norm():
             return NotImplemented
-        if edge_weight is not None and not (is_constant(edge_weight) and _is_met(edge_weight)):
-            # Of weights that are new PyG's own are as good, unless it is known by the edges where they go.
-            met, anew = not is_constant(edge_weight) or _sightings.again(edge_index), None
-            if met:
+        constant = edge_weight is None or is_constant(edge_weight)
+        if not constant or (edge_weight is not None and not _is_met(edge_weight)):
+            anew = None
+            if not constant or _sightings.again(edge_index):  # else PyG's own is as good: it is not known where the weights go
                 with contextlib.suppress(IndexError, RuntimeError):  # PyG raises its own, or counts negative ids from the end
                     anew = _weighed_anew(edge_index, edge_weight, *arguments)
             if anew is None:
