@@ -185,6 +185,11 @@ class Held:
         self.entries = 0  # of the cache
 
     @property
+    def held(self) -> Held:
+        """What tells an account: of a graph, its edges."""
+        return self
+
+    @property
     def account(self) -> Any:
         """What holds the value, or ``None``. Known weakly: a value must die with its last user, not when cycles are collected."""
         return self._account()
@@ -249,8 +254,18 @@ class Cache:
             return value
         self.misses += 1
         value = build()
-        if any(t.is_inference() for t in tensors):
-            return value
+        self._put(tensors, key, value, parts)
+        return value
+
+    def add(self, tensors: tuple[Tensor, ...], key: Hashable, value: Any) -> None:
+        """Keeps a ``value`` that was not found and has been built, as :meth:`get` does."""
+        self.misses += 1
+        self._put(tensors, key, value, ())
+
+    def _put(self, tensors: tuple[Tensor, ...], key: Hashable, value: Any, parts: tuple[Tensor, ...]) -> None:
+        for t in tensors:
+            if t.is_inference():
+                return
         full_key = (*map(id, tensors), key)
         myself = weakref.ref(self)  # a cache must not live as long as the tensors
 
@@ -261,9 +276,8 @@ class Cache:
 
         with self._lock:
             self._drop(full_key)
-            self._entries[full_key] = _Entry(tuple(Seen(t, gone) for t in tensors), tuple(map(Seen, parts)), value)
+            self._entries[full_key] = _Entry(tuple([Seen(t, gone) for t in tensors]), tuple(map(Seen, parts)), value)
             self._count(value, 1)
-        return value
 
     def add_copy(self, copy: Tensor, origin: Tensor) -> None:
         """Remembers that a tensor that is handed out equals one that is kept, until either changes."""
@@ -282,12 +296,13 @@ class Cache:
 
     def _count(self, value: Any, sign: int) -> None:
         """A value has got one entry more, or less."""
-        if hasattr(value, "entries"):  # Held, and graphs by their edges
-            value.entries += sign
-            if value.entries > (sign > 0):
+        held = getattr(value, "held", None)
+        if held is not None:
+            held.entries += sign
+            if held.entries > (sign > 0):
                 return  # counted by another entry
-            value.account = self if sign > 0 else None
-        self.grew(sign * nbytes_of(value))
+            held.account = self if sign > 0 else None
+        self.grew(sign * nbytes_of(value if held is None else held))
 
     def grew(self, nbytes: int) -> None:
         """Called when a value has grown: drops old entries while all exceed the budget."""
@@ -308,7 +323,7 @@ class Cache:
         megabytes = settings().cache_mb
         if megabytes is not None:
             return megabytes << 20
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():
             return _device_memory(torch.cuda.current_device()) // 4
         return _host_memory() // 4
 

@@ -108,7 +108,7 @@ class Features(Held):
         """The matrix as a graph from its columns to its rows: the product with dense weights is an aggregation over it."""
         graph = Graph.from_csr(self.rowptr, self.col, num_src=self.shape[1])
         self.grew(graph.nbytes)
-        graph.account = self
+        graph.edges.account = self
         return graph
 
     @cached_property

@@ -3,6 +3,7 @@ all edges of a node, and of messages that exist. Framework-free, on unchecked op
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -94,21 +95,20 @@ def _composed(messages: Tensor, shift: Tensor | None, ends: edges.Ends, kinds: t
 
 def degrees(graph: Graph, dtype: torch.dtype) -> Tensor:
     """The number of in-edges of each node, ``[num_dst, 1]``."""
-    return _of_degrees(graph, "degree", dtype, lambda degree: degree)
+    rowptr = graph.csr.rowptr
+    return _derived(rowptr, ("degree", dtype), lambda: rowptr.diff().to(dtype).unsqueeze(1))
 
 
 def log_degrees(graph: Graph, dtype: torch.dtype, least: int = 0) -> Tensor:
     """The logarithm of one more than that, or than ``least``."""
-    return _of_degrees(graph, f"logarithm of the degree from {least}", dtype, lambda degree: torch.log(degree.clamp(min=least) + 1))
+    of_nodes = degrees(graph, dtype)
+    return _derived(
+        graph.csr.rowptr, ("log degree", dtype, least), lambda: ((of_nodes.clamp(min=least) if least else of_nodes) + 1).log_()
+    )
 
 
-def _of_degrees(graph: Graph, what: str, dtype: torch.dtype, function: Any) -> Tensor:
-    rowptr = graph.csr.rowptr
-
-    def make() -> Tensor:
-        return function(rowptr.diff().to(dtype).unsqueeze(1))  # type: ignore[no-any-return]
-
-    kept = derived(rowptr, (what, dtype), make)
+def _derived(rowptr: Tensor, what: Hashable, make: Callable[[], Tensor]) -> Tensor:
+    kept = derived(rowptr, what, make)
     return make() if kept is None else kept
 
 

@@ -100,7 +100,7 @@ class Draws(Held):
 
     def _keep(self, made: tuple[Graph, Tensor], sign: int) -> None:
         graph, scale = made
-        graph.account = self if sign > 0 else None
+        graph.edges.account = self if sign > 0 else None
         self.grew(sign * (graph.nbytes + scale.nbytes))
 
     def _draw(self, graph: Graph, strategy: int, width: int) -> tuple[Graph, Tensor]:

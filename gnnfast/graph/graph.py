@@ -486,22 +486,9 @@ class Graph:
         return self.edges.nbytes
 
     @property
-    def account(self) -> Any:
-        """Who is told when :attr:`nbytes` changes."""
-        return self.edges.account
-
-    @account.setter
-    def account(self, account: Any) -> None:
-        self.edges.account = account
-
-    @property
-    def entries(self) -> int:
-        """Of the cache that hold the graph, or its reverse."""
-        return self.edges.entries
-
-    @entries.setter
-    def entries(self, entries: int) -> None:
-        self.edges.entries = entries
+    def held(self) -> Edges:
+        """Who says to an account that :attr:`nbytes` changes."""
+        return self.edges
 
     @property
     def format_schedule_nbytes(self) -> int:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from gnnfast.cache import Held
+from gnnfast.graph.checks import usable_later
 from gnnfast.stream import is_capturing
 
 FACTS = 5  # numbers in the facts of an edge list
@@ -91,21 +91,42 @@ def _(like: Tensor, rows: int, width: int) -> Tensor:
     return like.new_empty(rows, width)
 
 
-_derived = WeakTensorKeyDictionary()
-_owners = WeakTensorKeyDictionary()
+class _OfArray:
+    """What is kept of an array ``ref()``, by name, and as whose it counts."""
+
+    __slots__ = ("made", "owner", "ref")
+
+    def __init__(self, array: Tensor) -> None:
+        key = id(array)
+        self.ref, self.made, self.owner = weakref.ref(array, lambda _: _of_arrays.pop(key, None)), {}, _nobody  # type: ignore[var-annotated]
+
+    @classmethod
+    def of(cls, array: Tensor) -> _OfArray:
+        found = _of_arrays.get(id(array))
+        if found is None or found.ref() is not array:
+            found = _of_arrays[id(array)] = cls(array)
+        return found
+
+
+def _nobody() -> Any:
+    return None
+
+
+# By the id of the array, let go with it: a dictionary of tensors takes five times as long to ask.
+_of_arrays: dict[int, _OfArray] = {}
 
 
 def derived(array: Tensor, what: Hashable, make: Callable[[], Any]) -> Any:
     """What ``make`` makes of one of a graph's arrays, with ``nbytes``, kept as long as the array under the name ``what``; ``None``
     if it would be made while a CUDA graph is captured, since it would then have no values before the replay."""
-    kept = _derived.get(array)
-    found = None if kept is None else kept.get(what)
+    kept = _OfArray.of(array)
+    found = kept.made.get(what)
     if found is None:
         if array.is_cuda and is_capturing():
             return None
-        with torch.no_grad(), torch.inference_mode(False):
-            found = _derived.setdefault(array, {})[what] = make()
-        owner = _owners.get(array, lambda: None)()
+        with torch.no_grad(), usable_later():
+            found = kept.made[what] = make()
+        owner = kept.owner()
         if owner is not None:
             owner.grew(found.nbytes)
     return found
@@ -113,7 +134,7 @@ def derived(array: Tensor, what: Hashable, make: Callable[[], Any]) -> Any:
 
 def own(array: Tensor, owner: Held) -> None:
     """Lets what :func:`derived` keeps of an array count as its owner's."""
-    _owners[array] = weakref.ref(owner)
+    _OfArray.of(array).owner = weakref.ref(owner)
 
 
 def inverse(perm: Tensor) -> Tensor | None:

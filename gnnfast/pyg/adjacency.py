@@ -47,22 +47,21 @@ def graph_of(edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) ->
     if found is not None:
         cache.hits += 1
         return found  # type: ignore[no-any-return]
-
-    def build() -> Graph:
-        if edge_index.dtype not in INDEX_DTYPES or edge_index.dim() != 2 or edge_index.shape[0] != 2:
-            raise Unsupported(f"edge_index is {edge_index.dtype} of shape {list(edge_index.shape)}")
-        origin = cache.origin(edge_index)
-        if origin is not None:
-            return graph_of(origin, num_src, num_dst, to_target)
+    if edge_index.dtype not in INDEX_DTYPES or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise Unsupported(f"edge_index is {edge_index.dtype} of shape {list(edge_index.shape)}")
+    origin = cache.origin(edge_index)
+    if origin is not None:
+        graph = graph_of(origin, num_src, num_dst, to_target)
+    else:
         reason = guards.operand("edge_index", holder[-1])
         if reason:
             raise Unsupported(reason)
-        return Graph.from_checked(holder[-1], num_src, num_dst, to_target)
-
-    try:
-        return cache.get(holder, key, build)  # type: ignore[no-any-return]
-    except (TypeError, ValueError) as error:
-        raise Unsupported(f"invalid input: {error}") from None
+        try:
+            graph = Graph.from_checked(holder[-1], num_src, num_dst, to_target)
+        except (TypeError, ValueError) as error:
+            raise Unsupported(f"invalid input: {error}") from None
+    cache.add(holder, key, graph)
+    return graph
 
 
 def incidence_of(edge_index: Tensor, graph: Graph, to_target: bool) -> Graph:

@@ -39,9 +39,10 @@ _ops = torch.ops.gnnfast
 
 class _State(threading.local):
     """``edge_index`` is the one of a layer that may share the result of its next call of ``gcn_norm``; ``sums``: of which it
-    only makes sums."""
+    only makes sums. ``passing`` is one of few edges that a layer with a ``__norm__`` of its own meets for the first time."""
 
     edge_index: Any = None
+    passing: Any = None
     sums = False
 
 
@@ -56,6 +57,16 @@ def sharing(edge_index: Any, sums: bool, function: Callable[..., Any], *argument
         return function(*arguments)
     finally:
         _state.edge_index = running.graph = running.passing = None
+
+
+def passing(edge_index: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function that normalises the few edges of an ``edge_index`` which it meets for the first time, so that nothing of them
+    is kept."""
+    _state.passing = edge_index
+    try:
+        return function(*arguments)
+    finally:
+        _state.passing = running.passing = None
 
 
 class _Normed(Listed):
@@ -223,12 +234,18 @@ def make_laplacian(original: FunctionType) -> Any:
     def laplacian(
         module: Any, edge_index: Any, num_nodes: Any, edge_weight: Any, normalization: Any, lambda_max: Any, dtype: Any, batch: Any
     ) -> Any:
+        key, arguments = ("laplacian", num_nodes, normalization, lambda_max, dtype), (normalization, lambda_max, dtype, batch)
+        if edge_index is not None and _state.passing is edge_index:
+            _state.passing = None
+            _sightings.again(edge_index if edge_weight is None else edge_weight, key)
+            made = original(module, edge_index, num_nodes, edge_weight, *arguments)
+            running.passing = made[0]
+            return made
         shares, _state.edge_index = _state.edge_index is edge_index, None
         if not _are_plain(edge_index, edge_weight) or type(num_nodes) is not int or known.replaced_in_laplacian():
             return NotImplemented
         if type(lambda_max) not in (type(None), int, float) or (edge_weight is not None and not is_constant(edge_weight)):
             return NotImplemented
-        key, arguments = ("laplacian", num_nodes, normalization, lambda_max, dtype), (normalization, lambda_max, dtype, batch)
         if _are_watched():
             return NotImplemented
         if not _sightings.again(edge_index if edge_weight is None else edge_weight, key):
@@ -288,7 +305,7 @@ def _remembered(
     return copy, weight.clone()
 
 
-def _is_left(edge_index: Any, edge_weight: Any) -> bool:
+def _is_left(edge_index: Any, edge_weight: Any, *key: str) -> bool:
     """Whether edges or weights are new, and so few that to keep what is made of them takes longer than to make it."""
     if type(edge_index) is not Tensor or edge_index.dim() != 2:
         return False
@@ -297,7 +314,7 @@ def _is_left(edge_index: Any, edge_weight: Any) -> bool:
     if _are_watched():
         return False
     of_edges = type(edge_weight) is not Tensor or edge_weight.requires_grad  # of which nothing but the edges is kept
-    return not _sightings.again(edge_index if of_edges else edge_weight)
+    return not _sightings.again(edge_index if of_edges else edge_weight, *key)
 
 
 def _is_met(edge_weight: Tensor) -> bool:
@@ -313,11 +330,14 @@ def make_normalising(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for the ``forward(x, edge_index, ...)`` of a layer that begins by calling ``gcn_norm``, or a ``__norm__`` of its
     own: it shares the result where nothing but PyG's own code can see it."""
     cls, position = class_of(original), list(inspect.signature(original).parameters).index("edge_index")
+    of_its_own = hasattr(cls, "__norm__")
 
     def forward(*arguments: Any) -> Any:
         module = arguments[0]
         if not module.__dict__.get("normalize", True):
             return NotImplemented  # the next call of gcn_norm would be somebody else's
+        if of_its_own and _is_left(arguments[position], None, "layer"):
+            return passing(arguments[position], original, *arguments)
         reduce = "" if guards.context() else keeps_to_itself(module, cls)
         if not reduce or not is_dispatched(getattr(cls, "__norm__", None) or original.__globals__.get("gcn_norm")):
             return NotImplemented  # somebody else's would see what is shared

@@ -6,6 +6,7 @@ nothing wider than they."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -90,11 +91,11 @@ def check_layer(known: Any, module: Any, of_edges: bool) -> Parts:
         raise Unsupported(f"{reason} is not the known one")
     if own["node_dim"] != 0 or current.sample != "off" or current.kernel == "sampled":
         raise Unsupported("an option is not served")
-    before, behind, encoder = list(module.pre_nns), list(module.post_nns), own["_modules"].get("edge_encoder")
+    before, behind, encoder = _modules(module.pre_nns), _modules(module.post_nns), own["_modules"].get("edge_encoder")
     for nn in (*before, *behind):
-        if type(nn) is not torch.nn.Sequential or not is_plain(nn) or not len(nn) or not is_product(nn[0]):
+        if type(nn) is not torch.nn.Sequential or not is_plain(nn) or not len(nn) or not is_product(_modules(nn)[0]):
             raise Unsupported("its linear layers are more than products")
-    if any(len(nn) > 1 or nn[0].bias is None for nn in before) or len(before) != own["towers"] or len(behind) != len(before):
+    if any(len(nn) > 1 or _modules(nn)[0].bias is None for nn in before) or not len(before) == own["towers"] == len(behind):
         raise Unsupported("messages are not linear")
     if (encoder is not None) != of_edges or (encoder is not None and not is_product(encoder)):
         raise Unsupported("edge features of a layer that takes none, or none")
@@ -102,8 +103,13 @@ def check_layer(known: Any, module: Any, of_edges: bool) -> Parts:
 
 
 def parts_of(module: Any, of_edges: bool, kinds: tuple[str, ...]) -> Parts:
-    before, behind = [nn[0] for nn in module.pre_nns], [nn[0] for nn in module.post_nns]
+    before, behind = ([_modules(nn)[0] for nn in _modules(nns)] for nns in (module.pre_nns, module.post_nns))
     return Parts(before, behind, module.edge_encoder if of_edges else None, kinds)
+
+
+def _modules(container: Any) -> list[Any]:
+    """What a ModuleList or a Sequential holds: to ask it by position takes it ten times as long."""
+    return list(container._modules.values())
 
 
 def _kinds_of(scaler: Any) -> tuple[str, ...]:
@@ -121,14 +127,14 @@ def _kinds_of(scaler: Any) -> tuple[str, ...]:
 
 def _check_operands(module: Any, parts: Parts, x: Any, edge_index: Tensor, edge_attr: Any) -> None:
     """Raises Unsupported if kernels do not take them, or PyG does not."""
-    given = [("x", x), ("edge_attr", x if edge_attr is None else edge_attr), ("edge_index", edge_index)]
-    for name, t in (*given, *(("a parameter or degree", t) for t in tensors_of(module, parts))):
-        reason = guards.operand(name, t)
-        if reason:
-            raise Unsupported(reason)
+    given, own = (x, edge_index) if edge_attr is None else (x, edge_index, edge_attr), tensors_of(module, parts)
+    names = itertools.chain(("x", "edge_index", "edge_attr")[: len(given)], itertools.repeat("a parameter or degree"))
+    reason = next(filter(None, map(guards.operand, names, (*given, *own))), "")
+    if reason:
+        raise Unsupported(reason)
     if edge_index.shape[0] != 2 or edge_index.dtype not in INDEX_DTYPES:
         raise Unsupported(f"edge_index is {edge_index.dtype} of shape {list(edge_index.shape)}")
-    check_shapes(module, parts, x, edge_index, edge_attr)
+    check_shapes(module, parts, own, x, edge_index, edge_attr)
     if edge_index.shape[1] < x.shape[0]:
         raise Unsupported("there are fewer edges than nodes, of which more would be multiplied")
     if edge_attr is not None:
@@ -141,11 +147,11 @@ def tensors_of(module: Any, parts: Parts) -> list[Any]:
     return [t for lin in linears for t in (lin.weight, lin.bias) if t is not None] + [scaler.avg_deg_log, scaler.avg_deg_lin]
 
 
-def check_shapes(module: Any, parts: Parts, x: Any, edge_index: Any, edge_attr: Any) -> None:
-    """Raises Unsupported if they do not fit together. Asked of tensors without values, too."""
-    scaler, width, towers = module.aggr_module, module.F_in, module.towers
-    for t in (*tensors_of(module, parts), x, *(() if edge_attr is None else (edge_attr,))):
-        if t.device != edge_index.device or t.dtype is not x.dtype:
+def check_shapes(module: Any, parts: Parts, tensors: list[Any], x: Any, edge_index: Any, edge_attr: Any) -> None:
+    """Raises Unsupported if they do not fit together, with the layer's own ``tensors``. Asked of tensors without values, too."""
+    scaler, width, towers, device, dtype = module.aggr_module, module.F_in, module.towers, edge_index.device, x.dtype
+    for t in (*tensors, x, *(() if edge_attr is None else (edge_attr,))):
+        if t.device != device or t.dtype is not dtype:
             raise Unsupported("features, parameters and edge_index do not agree in dtype or device")
     if x.dtype not in REORDERED or torch.is_autocast_enabled(x.device.type):
         raise Unsupported("sums in another order need 32 bits")
@@ -212,7 +218,7 @@ def forward(
         weight = lin.weight[:, width:].unflatten(1, (len(scaler.scaler), kinds * width)).transpose(0, 1).flatten(0, 1)
         scaled = linear(reduced, weight).view(nodes, len(scaler.scaler), lin.weight.shape[0]) * scales
         result = linear(of_tower, lin.weight[:, :width], lin.bias) + scaled.sum(1)
-        for layer in nn[1:]:
+        for layer in _modules(nn)[1:]:
             result = layer(result)
         results.append(result)
     return module.lin(results[0] if towers == 1 else torch.cat(results, 1))  # type: ignore[no-any-return]

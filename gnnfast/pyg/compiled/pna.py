@@ -80,9 +80,10 @@ def _look_at_pna(known: Any, module: Any, x: Any, edge_index: Any, edge_attr: An
         if edge_attr is not None:
             check_operand("edge_attr", edge_attr, edge_index)
             pna.check_memory(module, hint(edge_index.fake.shape[1]), x.fake)
-        if any(type(t) not in PLAIN for t in pna.tensors_of(module, parts)):
+        tensors = pna.tensors_of(module, parts)
+        if any(type(t) not in PLAIN for t in tensors):
             raise Unsupported("a parameter is no plain tensor")
-        pna.check_shapes(module, parts, x.fake, edge_index.fake, None if edge_attr is None else edge_attr.fake)
+        pna.check_shapes(module, parts, tensors, x.fake, edge_index.fake, None if edge_attr is None else edge_attr.fake)
     except Unsupported as error:
         left(module, str(error))
         state.said = module
