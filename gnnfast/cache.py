@@ -12,12 +12,11 @@
   look is worth it.
 - An ``edge_index`` turned around, without or with all self loops, and several of them side by side (:data:`cache`,
   :mod:`gnnfast.pyg.loops`): by each ``edge_index`` as it was, and the number of nodes or what ids are moved by. Users get copies.
-  Which edges are no self loops: likewise; nobody else sees it.
 - The graph that carries edge features to where edges end (:data:`cache`, :mod:`gnnfast.pyg.adjacency`): as a graph, with it.
 - The graphs of edges with types (:data:`cache`, :mod:`gnnfast.dispatch.relations`): by ``edge_index``, or the key of DGL's index,
   the types and, if nodes are given by numbers, these, as they were, and all sizes. Nobody else sees them.
 - The graph of edges with a loop at each node (:data:`cache`, :mod:`gnnfast.pyg.loops`): by the ``edge_index`` as it was, and
-  the numbers of nodes. Nobody else sees it.
+  the numbers of nodes; with it, which edges are no self loops. Nobody else sees them.
 - Weights in slot order (``graph.edge_values``): by graph and constant weights as they were. Let go with the weights; the last 4.
 - Which kernel the selector chose (``Edges.choices``): by all that it is chosen by, while the regret is below the limit it gave.
 - Draws, schedules and timed options (``graph.draws``, ``graph.plan``), inverse permutations and degrees
@@ -175,6 +174,14 @@ def _nobody() -> None:
     return None
 
 
+_NOTHING = contextlib.nullcontext()
+
+
+def usable_later() -> contextlib.AbstractContextManager[None]:
+    """Within it tensors are made that are kept: those made under inference_mode could not be saved for a backward pass."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING  # type: ignore[return-value]
+
+
 class Held:
     """A value that grows while it is kept: ``nbytes`` is always up to date, and ``account`` (what holds it, at last the cache) is
     told of each change, so that nobody has to look at all values to know what they take."""
@@ -275,7 +282,8 @@ class Cache:
                 cache._drop(full_key)
 
         with self._lock:
-            self._drop(full_key)
+            if full_key in self._entries:
+                self._drop(full_key)
             self._entries[full_key] = _Entry(tuple([Seen(t, gone) for t in tensors]), tuple(map(Seen, parts)), value)
             self._count(value, 1)
 

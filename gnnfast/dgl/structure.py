@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from gnnfast.cache import cache
+from gnnfast.cache import cache, usable_later
 from gnnfast.graph import Graph, formats
-from gnnfast.graph.checks import MOST_EDGES, MOST_NODES, usable_later
+from gnnfast.graph.checks import MOST_EDGES, MOST_NODES
 from gnnfast.graph.formats import BY_DST, BY_SRC
 
 _KNOWN = "_gnnfast"

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from gnnfast import guards
-from gnnfast.cache import Held, cache, keep_if_captured
+from gnnfast.cache import Held, cache, keep_if_captured, usable_later
 from gnnfast.dispatch.execute import aggregate
 from gnnfast.graph import Graph
-from gnnfast.graph.checks import usable_later
 from gnnfast.types import REORDERED
 from gnnfast.unsupported import Unsupported
 
@@ -143,7 +142,9 @@ def kept_with_edges(keys: tuple[Tensor, ...], key: tuple[object, ...], make: Cal
 
 def check_bounds(bounds: list[tuple[Tensor, int]]) -> None:
     """Raises Unsupported unless all ids are below their bound."""
-    if torch.stack([((ids < 0) | (ids >= size)).any() for ids, size in bounds]).any():
+    some = [(ids, size) for ids, size in bounds if ids.numel()]
+    limits = torch.stack([limit.long() for ids, _ in some for limit in ids.aminmax()]).tolist() if some else []
+    if any(low < 0 or high >= size for low, high, (_, size) in zip(limits[::2], limits[1::2], some)):
         raise Unsupported("an id is out of range")
 
 

@@ -113,7 +113,7 @@ SMALL = {
     "messages": Small(9 << 28, 13 << 27),
     "compiled": Small(320 << 20, 128 << 20),
     "cpu": Small(1 << 19, 1 << 19),
-    "new cpu": Small(1 << 16, 1 << 17),
+    "new cpu": Small(1 << 16, 3 << 16),
     "new cuda": Small(1 << 20, 1 << 20),
     "tiny cpu": Small(1 << 16, 1 << 16),
     "attention cpu": Small(1 << 12, 1 << 12),

@@ -22,14 +22,6 @@ def saved_tensors_are_watched() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
-_NOTHING = contextlib.nullcontext()
-
-
-def usable_later() -> contextlib.AbstractContextManager[None]:
-    """Within it tensors of ids are made that are kept: those made under inference_mode could not be saved for a backward pass."""
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING  # type: ignore[return-value]
-
-
 def check_tensor(name: str, t: Any) -> None:
     """Raises TypeError or ValueError if ``t`` is no tensor with plain memory."""
     if not isinstance(t, Tensor):

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gnnfast import _native
 from gnnfast.cache import Held, keep_if_captured
 from gnnfast.graph import formats
 from gnnfast.graph.formats import NO_CSR
 from gnnfast.stream import is_capturing
 from gnnfast.types import STRATEGIES, Matrix
+
+if _native.cpu.loaded:
+    from gnnfast.ops.convert import inverse
 
 if TYPE_CHECKING:
     from gnnfast.graph.graph import Graph
@@ -43,8 +47,6 @@ class Draws(Held):
 
     def args(self, graph: Graph, csc: bool) -> Matrix:
         """The graph arguments of the sampled ops (see :mod:`gnnfast.ops.spmm_sampled`), with ``csc`` those of a backward pass."""
-        from gnnfast.ops.convert import inverse
-
         key = graph.flipped, csc
         found = self._args.get(key)
         if found is None:

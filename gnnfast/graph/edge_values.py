@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gnnfast.cache import Held, Seen, found_by
+from gnnfast.cache import Held, Seen, Sightings, found_by
 
 KEPT = 4  # weights of a graph
+_sightings = Sightings()
 
 
 class _Entry(NamedTuple):
@@ -50,10 +51,11 @@ class EdgeValues(Held):
             entry = self._kept.get(key)
             if entry is None or not entry.seen.still(weight):
                 self._drop(key)
-                self._kept[key] = _Entry(Seen(weight, self._dropper(key)), {}, [0])
+                if not _sightings.again(weight, id(self)):
+                    return None
+                entry = self._kept[key] = _Entry(Seen(weight, self._dropper(key)), {}, [0])
                 while len(self._kept) > KEPT:
                     self._drop(next(iter(self._kept)))
-                return None
             for side, perm in perms.items():
                 if side in entry.orders:
                     continue

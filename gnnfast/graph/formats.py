@@ -7,7 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnfast import _native
 from gnnfast.graph import ids
+
+if _native.cpu.loaded:
+    from gnnfast.ops.convert import check_facts, coo_to_csr, coo_to_formats
 
 BY_DST, BY_SRC = 0, 1  # the side whose nodes are the rows of a format
 
@@ -59,8 +63,6 @@ def from_arrays(rowptr: Tensor, col: Tensor, perm: Tensor | None) -> Csr:
 def from_coo(row: Tensor, column: Tensor, num_rows: int, num_cols: int) -> Csr:
     """From edges in any order. Raises IndexError if an id is out of range: at once on a CPU, later on CUDA (:mod:`.ids`), where
     nothing waits: whether the edges came sorted is then not known, and of the schedule only how long it can be."""
-    from gnnfast.ops.convert import check_facts, coo_to_csr
-
     if row.is_cuda:
         return on_cuda(row, column, num_rows, num_cols)[0]
     rowptr, col, perm, facts = coo_to_csr(row, column, num_rows, num_cols)
@@ -70,8 +72,6 @@ def from_coo(row: Tensor, column: Tensor, num_rows: int, num_cols: int) -> Csr:
 
 def on_cuda(row: Tensor, column: Tensor, num_rows: int, num_cols: int, loops: bool = False, both: bool = False) -> tuple[Csr, ...]:
     """The same on CUDA, with loops in place of those that are there, and with ``both`` the transpose."""
-    from gnnfast.ops.convert import coo_to_formats
-
     ids.watch(row)
     *arrays, sizes = coo_to_formats(row, column, num_rows, num_cols, loops, both)
     known = sizes.tolist()

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.cache import Held, is_constant, is_watching, keep_if_captured
+from gnnfast import _native
+from gnnfast.cache import Held, is_constant, is_watching, keep_if_captured, usable_later
 from gnnfast.graph import formats, ids
 from gnnfast.graph.checks import (
     MOST_EDGES,
@@ -19,7 +20,6 @@ from gnnfast.graph.checks import (
     check_count,
     check_ids,
     saved_tensors_are_watched,
-    usable_later,
 )
 from gnnfast.graph.draws import Draws
 from gnnfast.graph.edge_values import EdgeValues
@@ -28,6 +28,9 @@ from gnnfast.graph.plan import Plan, Tuned
 from gnnfast.stream import is_capturing
 from gnnfast.types import Matrix
 from gnnfast.unsupported import Unsupported
+
+if _native.cpu.loaded:
+    from gnnfast.ops.convert import check_facts, coo_facts, own
 
 MOST_TOGETHER = 1 << 22  # edges of which both formats are made at once, in the host's time for one; more take the device longer
 
@@ -291,8 +294,6 @@ class Graph:
             if self.is_cuda:
                 ids.watch(src)
             else:
-                from gnnfast.ops.convert import check_facts, coo_facts
-
                 check_facts(coo_facts(dst, src).tolist(), self.num_dst, self.num_src, self.num_edges)
             edges.checked = True
         if self.is_cuda:
@@ -316,8 +317,6 @@ class Graph:
 
     def set_format(self, side: int, csr: Csr) -> None:
         """Puts a format in place that is known to be right."""
-        from gnnfast.ops.convert import own
-
         self.edges.formats[side] = csr
         self.edges.grew(csr.nbytes)
         for array in (csr.rowptr, csr.perm):

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast.cache import Held
-from gnnfast.graph.checks import usable_later
+from gnnfast.cache import Held, usable_later
 from gnnfast.stream import is_capturing
 
 FACTS = 5  # numbers in the facts of an edge list

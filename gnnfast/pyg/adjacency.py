@@ -15,7 +15,10 @@ from gnnfast.unsupported import Unsupported
 
 
 class Listed(Graph):
-    """A graph whose ``edge_index`` was made here, and nobody else holds; ``key``: as :func:`key_of`."""
+    """A graph whose ``edge_index`` was made here, and nobody else holds; ``key``: as :func:`key_of`; ``kept`` as
+    :func:`gnnfast.pyg.loops.kept_edges`."""
+
+    kept: Tensor | None = None
 
     def __init__(self, edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) -> None:
         super().__init__(num_src, num_dst, edge_index.shape[1], edge_index.device)

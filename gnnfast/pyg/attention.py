@@ -281,10 +281,10 @@ def graph_of_layer(module: Any, pair: tuple[Tensor, Tensor], edge_index: Tensor,
     return looped_graph(edge_index, num_src, num_dst, listed)
 
 
-def _of_edges(parts: Parts, module: Any, edge_index: Tensor, edge_attr: Tensor, graph: Graph) -> OfEdges:
+def _of_edges(parts: Parts, module: Any, edge_index: Tensor, edge_attr: Tensor, graph: Any) -> OfEdges:
     """Edge features and what they are used with. Raises Unsupported."""
     if parts.message is not DOT_ATTENTION:
-        return OfEdges(edge_index, edge_attr, kept_edges(edge_index) if module.add_self_loops else None)
+        return OfEdges(edge_index, edge_attr, kept_edges(edge_index, graph) if module.add_self_loops else None)
     found = incidence_of(edge_index, graph, True)
     found.args(csc=torch.is_grad_enabled())
     return OfEdges(edge_index, edge_attr, found)

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from gnnfast import guards
-from gnnfast.cache import Sightings, cache, keep_if_captured
+from gnnfast.cache import Sightings, cache, keep_if_captured, usable_later
 from gnnfast.dispatch import edges
 from gnnfast.dispatch.several import degrees
 from gnnfast.graph import Graph
-from gnnfast.graph.checks import usable_later
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg.adjacency import Listed
 from gnnfast.pyg.known import replaced_in_loops
@@ -128,21 +127,19 @@ def with_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
         return torch.cat([edge_index[:, edge_index[0] != edge_index[1]], torch.stack([loops, loops])], 1)
 
 
-def kept_edges(edge_index: Tensor) -> Tensor:
-    """The ids of the edges that are no self loops, int64: kept with ``edge_index``. Raises Unsupported."""
-    key = "edges that are no loops"
-    if guards.capturing(edge_index.device):
-        found: Any = cache.find((edge_index,), key)
-        if found is None:
+def kept_edges(edge_index: Tensor, graph: Listed) -> Tensor:
+    """The ids of the edges that are no self loops, int64: kept with the ``graph`` in which each node has one. Raises
+    Unsupported."""
+    if graph.kept is None:
+        if guards.capturing(edge_index.device):
             raise Unsupported("a CUDA graph is being captured, and the self loops are not known; run once before")
-        keep_if_captured(found)
-        return found  # type: ignore[no-any-return]
-
-    def make() -> Tensor:
-        with torch.no_grad(), torch.inference_mode(False):
-            return (edge_index[0] != edge_index[1]).nonzero().view(-1)
-
-    return cache.get((edge_index,), key, make)  # type: ignore[no-any-return]
+        with torch.no_grad(), usable_later():
+            first, second = edge_index.unbind()
+            graph.kept = (first != second).nonzero().view(-1)
+        graph.edges.grew(graph.kept.nbytes)
+    elif edge_index.is_cuda:
+        keep_if_captured(graph.kept)
+    return graph.kept
 
 
 def _is_left(edge_index: Any) -> bool:

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from gnnfast import guards
-from gnnfast.cache import Sightings, cache, is_constant, keep_if_captured
+from gnnfast.cache import Sightings, cache, is_constant, keep_if_captured, usable_later
 from gnnfast.graph import Graph, ids
-from gnnfast.graph.checks import MOST_EDGES, MOST_NODES, saved_tensors_are_watched, usable_later
+from gnnfast.graph.checks import MOST_EDGES, MOST_NODES, saved_tensors_are_watched
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import known
 from gnnfast.pyg.adjacency import Listed, running
@@ -60,8 +60,8 @@ def sharing(edge_index: Any, sums: bool, function: Callable[..., Any], *argument
 
 
 def passing(edge_index: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a function that normalises the few edges of an ``edge_index`` which it meets for the first time, so that nothing of them
-    is kept."""
+    """Calls a function that normalises the few edges of an ``edge_index`` that it meets for the first time: nothing of them is
+    kept."""
     _state.passing = edge_index
     try:
         return function(*arguments)

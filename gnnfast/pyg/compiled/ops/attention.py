@@ -236,7 +236,7 @@ differentiate_once(SOFTMAX_BACKWARD)
 def _with_loops(rows: Tensor, fill: float | None, *rest: Any) -> Tensor:
     edges = Edges(*rest)
     graph, looped = edges.looped
-    return edges.padded(with_loops(rows, kept_edges(edges.edge_index), graph, looped, "mean" if fill is None else fill))
+    return edges.padded(with_loops(rows, kept_edges(edges.edge_index, graph), graph, looped, "mean" if fill is None else fill))
 
 
 WITH_LOOPS = define(
@@ -250,7 +250,8 @@ WITH_LOOPS = define(
 
 def _with_loops_backward(grad: Tensor, mean: bool, *rest: Any) -> Tensor:
     edges = Edges(*rest)
-    (graph, looped), kept = edges.looped, kept_edges(edges.edge_index)
+    graph, looped = edges.looped
+    kept = kept_edges(edges.edge_index, graph)
     to_kept, to_loops = grad[: kept.numel()], grad[kept.numel() : graph.num_edges]
     if mean:
         to_kept = to_kept + (to_loops / others(graph, grad.dtype))[looped[1, : kept.numel()]]
