@@ -332,7 +332,7 @@ class Cache:
         if megabytes is not None:
             return megabytes << 20
         if torch.cuda.is_initialized():
-            return _device_memory(torch.cuda.current_device()) // 4
+            return _device_memory(torch._C._cuda_getDevice()) // 4  # at once: each graph that is new asks
         return _host_memory() // 4
 
     @property

@@ -190,7 +190,7 @@ def test_a_compiled_model_that_fails_in_its_process_is_noted(
 @pytest.mark.parametrize("name", [*benchmarks().BENCHMARKS, *benchmarks().TOOLS])
 def test_help_fits_a_terminal(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     if name in ("operators", "bridge", "functions"):
-        pytest.importorskip("dgl", reason="DGL is not installed")
+        pytest.importorskip("dgl")
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         main(["bench", name, "--help"])

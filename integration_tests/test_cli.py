@@ -203,7 +203,7 @@ def test_a_script_to_sample_keeps_its_folder_and_its_errors(tmp_path):
 
 
 def test_dgl_can_be_imported_while_gnnfast_is_off(tmp_path):
-    pytest.importorskip("dgl", reason="DGL is not installed")
+    pytest.importorskip("dgl")
     code = "import gnnfast, dgl; assert not gnnfast.is_enabled(); print(dgl.__version__)"
     done = _python(code, tmp_path, GNNFAST="0")
     assert done.returncode == 0, done.stderr

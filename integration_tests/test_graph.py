@@ -51,6 +51,26 @@ def test_from_compressed(device):
             assert pairs == {tuple(p) for p in torch.stack([expected.col, expected.perm]).t().tolist()}
 
 
+@pytest.mark.parametrize("made_on, used_on", [("default", "other"), ("other", "default"), ("other", "third"), ("default", "default")])
+def test_formats_are_used_on_other_streams(made_on, used_on, device):
+    if device.type != "cuda":
+        pytest.skip("only a GPU has streams")
+    streams = {"default": torch.cuda.default_stream(), "other": torch.cuda.Stream(), "third": torch.cuda.Stream()}
+    num_nodes, x = 100_000, torch.rand(100_000, 8, device=device)
+    for seed in range(5):
+        edge_index = torch.randint(num_nodes, (2, 3_000_000), generator=torch.Generator().manual_seed(seed)).to(device)
+        expected = torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]])
+        torch.cuda.synchronize()
+        graph = Graph.from_edge_index(edge_index, num_nodes)
+        with torch.cuda.stream(streams[made_on]):
+            graph.args(csc=True)
+        with torch.cuda.stream(streams[used_on]):
+            outs = [gnnfast.spmm(graph, x), gnnfast.spmm(graph.reverse().reverse(), x)]
+        torch.cuda.synchronize()
+        for out in outs:
+            torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("name", ["hub", "no_edges", "isolated", "random"])
 def test_schedule_covers_every_slot_once(name, ordered, device):

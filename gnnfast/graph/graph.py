@@ -25,7 +25,7 @@ from gnnfast.graph.draws import Draws
 from gnnfast.graph.edge_values import EdgeValues
 from gnnfast.graph.formats import BY_DST, BY_SRC, NO_CSR, Csr
 from gnnfast.graph.plan import Plan, Tuned
-from gnnfast.stream import is_capturing
+from gnnfast.stream import Started, is_capturing
 from gnnfast.types import Matrix
 from gnnfast.unsupported import Unsupported
 
@@ -54,7 +54,7 @@ class Edges(Held):
         self.regret = 0.0
         self.choices: dict[Any, Any] = {}
         self.lock = threading.RLock()
-        self.converting: torch.cuda.Event | None = None  # the end of conversions that nobody has waited for
+        self.converting: Started | None = None
 
     # Most graphs that are new in each step need none of these.
     @cached_property
@@ -326,6 +326,8 @@ class Graph:
     def _format(self, side: int, both: bool = False) -> Csr:
         edges = self.edges
         found = edges.formats[side]
+        if edges.converting is not None:
+            edges.converting.wait(self.device)
         if found is None:
             if self.is_cuda and is_capturing():
                 raise Unsupported(
@@ -337,8 +339,7 @@ class Graph:
                     for made_side, made in self._convert(side, both).items():
                         self.set_format(made_side, made)
                     if self.is_cuda:
-                        edges.converting = torch.cuda.Event()
-                        edges.converting.record()
+                        edges.converting = Started(self.device)
                     edges.checked = True
                     found = edges.formats[side]
                     assert found is not None
@@ -386,8 +387,6 @@ class Graph:
         plan, flipped = self.plan, self.flipped
         if tuned is None:
             tuned = plan.default(self.is_cuda, row_bytes, self.num_edges, self.num_dst)
-        if self.is_cuda and self.edges.converting is not None:
-            self._wait_on_stream()
         key = (flipped, csc, permuted, exact, tuned)
         found = plan.args.get(key)
         if found is None:
@@ -406,21 +405,11 @@ class Graph:
                 layout = made[0].layout
                 made[0] = made[0]._replace(layout=[*layout[:4], tuned.slab, *layout[5:]])
             found = plan.args[key] = Matrix(*made[0].args, *(made[1].args if csc else NO_CSR))
-            if self.is_cuda and self.edges.converting is not None:
-                self._wait_on_stream()
+        elif self.edges.converting is not None:
+            self.edges.converting.wait(self.device)
         if self.is_cuda:  # these very arrays: the graph itself may go on to better ones
             keep_if_captured(found)
         return found
-
-    def _wait_on_stream(self) -> None:
-        """Has the current stream wait for conversions that another one may still be at."""
-        converting = self.edges.converting
-        if converting is None or torch.compiler.is_compiling() or is_capturing():
-            return
-        if converting.query():
-            self.edges.converting = None
-        else:
-            torch.cuda.current_stream(self.device).wait_event(converting)
 
     def used(self, x_bytes: int) -> None:
         """Called before each aggregation over a format: ``x_bytes`` are those of the gathered features. Counts, and lets the plan

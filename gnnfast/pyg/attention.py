@@ -18,7 +18,6 @@ from gnnfast.config import settings
 from gnnfast.dispatch import execute
 from gnnfast.dispatch.execute import Narrow, softmax
 from gnnfast.dispatch.select import cannot_win
-from gnnfast.graph import Graph
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.guards import tracing_state
 from gnnfast.patching import class_of, is_dispatched

@@ -186,7 +186,7 @@ def _copy_of_kept(edge_index: Tensor, key: Hashable, make: Callable[[], Tensor])
     return NotImplemented if kept is None else (_copy(kept), None)  # PyG's own would wait for the device
 
 
-def looped_graph(edge_index: Tensor, num_src: int, num_dst: int, listed: bool) -> tuple[Graph, Tensor]:
+def looped_graph(edge_index: Tensor, num_src: int, num_dst: int, listed: bool) -> tuple[Any, Tensor]:
     """The graph with self loops, and its edges if they are ``listed``, else as given: kept with the user's ``edge_index``. Raises
     Unsupported."""
     key = "self loops" if listed else "a loop at each node", num_src, num_dst

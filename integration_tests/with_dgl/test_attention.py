@@ -11,7 +11,7 @@ from graphs import GRAPHS, relative_error
 
 import gnnfast
 
-dgl = pytest.importorskip("dgl", reason="DGL is not installed")
+dgl = pytest.importorskip("dgl")
 from dgl.nn import pytorch as nn  # noqa: E402
 from dgl.nn.functional import edge_softmax  # noqa: E402
 

@@ -9,7 +9,7 @@ from graphs import relative_error
 import gnnfast
 from gnnfast.patching import Patches
 
-dgl = pytest.importorskip("dgl", reason="DGL is not installed")
+dgl = pytest.importorskip("dgl")
 from dgl_layers import N, hetero, square  # noqa: E402
 
 from gnnfast.dgl import bridge, messages  # noqa: E402

@@ -15,7 +15,7 @@ from graphs import relative_error
 import gnnfast
 from gnnfast.cache import cache
 
-dgl = pytest.importorskip("dgl", reason="DGL is not installed")
+dgl = pytest.importorskip("dgl")
 import dgl.function as fn  # noqa: E402
 from dgl.nn import pytorch as nn  # noqa: E402
 from dgl_layers import LAYERS, F, N, hetero, node_features, square, step, with_loops  # noqa: E402

@@ -9,7 +9,7 @@ import torch
 
 import gnnfast
 
-dgl = pytest.importorskip("dgl", reason="DGL is not installed")
+dgl = pytest.importorskip("dgl")
 from dgl.nn import pytorch as nn  # noqa: E402
 
 from gnnfast.dgl import coverage  # noqa: E402

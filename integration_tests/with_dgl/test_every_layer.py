@@ -10,7 +10,7 @@ from graphs import relative_error
 
 import gnnfast
 
-dgl = pytest.importorskip("dgl", reason="DGL is not installed")
+dgl = pytest.importorskip("dgl")
 from dgl_layers import FLOAT32, LAYERS, node_features, step, with_loops  # noqa: E402
 
 from gnnfast.dgl import bridge  # noqa: E402

@@ -10,7 +10,7 @@ from pathlib import Path
 import forked
 import pytest
 
-pytest.importorskip("dgl", reason="DGL is not installed")
+pytest.importorskip("dgl")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # The least accuracy of each model it trains; a guess is right for 1 in 7, in the last for 1 in 4.

@@ -12,7 +12,7 @@ from torch import nn as tnn
 
 import gnnfast
 
-dgl = pytest.importorskip("dgl", reason="DGL is not installed")
+dgl = pytest.importorskip("dgl")
 pytest.importorskip("torch_geometric", reason="the messages of test_lazy.py, which also run here, are PyG's")
 import dgl.function as fn  # noqa: E402
 from dgl_functions import SQUARE, Messages, Reducers, comparable, compare, make, step  # noqa: E402, F401

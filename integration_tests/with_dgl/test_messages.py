@@ -10,7 +10,7 @@ import torch
 from comparison import without
 from graphs import GRAPHS, TOLERANCE, relative_error
 
-dgl = pytest.importorskip("dgl", reason="DGL is not installed")
+dgl = pytest.importorskip("dgl")
 from gnnfast.dgl import bridge, messages  # noqa: E402
 
 SHAPES = {  # of the features of lhs and rhs: plain, numbers, per head, and broadcast in either, in both and by dimensions

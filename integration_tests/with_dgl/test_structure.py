@@ -16,7 +16,7 @@ from gnnfast.cache import cache, nbytes_of
 from gnnfast.dgl.backend import slower_than_dgl
 from gnnfast.dgl.structure import FEW_EDGES, structure
 
-dgl = pytest.importorskip("dgl", reason="DGL is not installed")
+dgl = pytest.importorskip("dgl")
 import dgl.function as fn  # noqa: E402
 
 N, E = 60, 500

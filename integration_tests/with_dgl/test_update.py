@@ -10,7 +10,7 @@ from graphs import relative_error
 
 import gnnfast
 
-dgl = pytest.importorskip("dgl", reason="DGL is not installed")
+dgl = pytest.importorskip("dgl")
 import dgl.function as fn  # noqa: E402
 
 from gnnfast.dgl import bridge  # noqa: E402

@@ -15,7 +15,7 @@ from graphs import GRAPHS, relative_error
 import gnnfast
 from gnnfast import _native
 
-dgl = pytest.importorskip("dgl", reason="DGL is not installed")
+dgl = pytest.importorskip("dgl")
 from dgl.nn import pytorch as nn  # noqa: E402
 
 from gnnfast.dgl.install import LAYERS as PATCHED  # noqa: E402

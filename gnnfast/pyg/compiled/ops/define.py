@@ -37,7 +37,7 @@ class Edges(NamedTuple):
     place: str
 
     @property
-    def looped(self) -> tuple[Graph, Tensor]:
+    def looped(self) -> tuple[Any, Tensor]:
         """The graph with self loops, and its edges if they are listed."""
         listed = self.form == "listed" or not self.edge_index.is_cuda
         return looped_graph(self.edge_index, self.num_src, self.num_dst, listed)
