@@ -51,7 +51,9 @@ def test_from_compressed(device):
             assert pairs == {tuple(p) for p in torch.stack([expected.col, expected.perm]).t().tolist()}
 
 
-@pytest.mark.parametrize("made_on, used_on", [("default", "other"), ("other", "default"), ("other", "third"), ("default", "default")])
+@pytest.mark.parametrize(
+    "made_on, used_on", [("default", "other"), ("other", "default"), ("other", "third"), ("default", "default")]
+)
 def test_formats_are_used_on_other_streams(made_on, used_on, device):
     if device.type != "cuda":
         pytest.skip("only a GPU has streams")
