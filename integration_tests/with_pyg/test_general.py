@@ -514,6 +514,9 @@ class _Holding(_Difference):
         super().__init__()
         self.tally, self.clock = _Tally(), itertools.count(1)
 
+    def __deepcopy__(self, memo):  # Python 3.14 copies no iterators
+        return type(self)().double()
+
     def message(self, x_j):
         return self.tally.add(x_j).cumsum(-1)
 

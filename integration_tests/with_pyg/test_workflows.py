@@ -585,7 +585,7 @@ if __name__ == "__main__":
 
 
 def test_data_parallel_of_two_processes(tmp_path, run_python):
-    assert run_python(DISTRIBUTED.replace("STORE", str(tmp_path / "store"))).strip().endswith("the same")
+    assert "the same" in run_python(DISTRIBUTED.replace("STORE", str(tmp_path / "store"))).splitlines()  # Gloo may warn, too
 
 
 @pytest.mark.parametrize("name", MODELS)
