@@ -28,8 +28,10 @@ class Started:
 
     def wait(self, device: torch.device) -> None:
         """Called with the same device before the current stream uses it."""
+        if torch.compiler.is_compiling():
+            return
         stream = _current(device.index)
-        if stream in self._may_use or torch.compiler.is_compiling() or is_capturing():
+        if stream in self._may_use or is_capturing():
             return
         if self._event is None:
             torch.cuda.current_stream(device).wait_stream(torch.cuda.default_stream(device))
