@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 
-import pytest
-import thresholds
-import torch
-
-from fuzz.cases import FRAMEWORKS, run_case
+from fuzz.cases import CASES, FRAMEWORKS, prepare, run_cases
 
 
 def main() -> int:
@@ -20,20 +18,22 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--framework", choices=[*FRAMEWORKS, "both"], default="both")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after")
+    parser.add_argument("--processes", type=int, default=1, help="that share the cases")
     arguments = parser.parse_args()
     frameworks = list(FRAMEWORKS) if arguments.framework == "both" else [arguments.framework]
-    torch.set_num_threads(1)  # the graphs are tiny
-    thresholds.nothing_is_too_small(pytest.MonkeyPatch())
-    begin, failures, done = time.time(), 0, 0
-    for seed in range(arguments.seed, arguments.seed + arguments.cases):
-        if time.time() - begin > arguments.seconds:
-            break
-        difference = run_case(frameworks[seed % len(frameworks)], seed, arguments.device)
-        done += 1
-        if difference:
-            failures += 1
-            print(difference, flush=True)
-    print(f"{done} cases, {failures} failed, {time.time() - begin:.0f} s")
+    begin, end = arguments.seed, arguments.seed + arguments.cases
+    started = time.time()
+    rest = arguments.device, started + arguments.seconds
+    if arguments.processes == 1:
+        prepare()
+        results = [run_cases(frameworks, range(begin, end), *rest)]
+    else:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(arguments.processes, context, prepare) as pool:
+            parts = [pool.submit(run_cases, frameworks, range(at, min(at + CASES, end)), *rest) for at in range(begin, end, CASES)]
+            results = [part.result() for part in parts]
+    done, failures = (sum(numbers) for numbers in zip(*results))
+    print(f"{done} cases, {failures} failed, {time.time() - started:.0f} s")
     return min(failures, 1)
 
 

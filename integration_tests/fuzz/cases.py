@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 import warnings
 from typing import Any
 
+import pytest
+import thresholds
 import torch
 from torch import Tensor
 
@@ -110,3 +113,25 @@ def run_case(framework: str, seed: int, device: str = "cpu") -> str:
         if isinstance(e[1], Exception):
             break  # what comes after an error depends on where it was raised
     return ""
+
+
+CASES = 250  # that a process takes at once
+
+
+def prepare() -> None:
+    """Called once in a process."""
+    torch.set_num_threads(1)  # the graphs are tiny
+    thresholds.nothing_is_too_small(pytest.MonkeyPatch())
+
+
+def run_cases(frameworks: list[str], seeds: range, device: str, until: float) -> tuple[int, int]:
+    """How many cases ran, and how many failed."""
+    failures = 0
+    for done, seed in enumerate(seeds):
+        if time.time() > until:
+            return done, failures
+        difference = run_case(frameworks[seed % len(frameworks)], seed, device)
+        if difference:
+            failures += 1
+            print(difference, flush=True)
+    return len(seeds), failures
