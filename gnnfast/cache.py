@@ -8,8 +8,8 @@
 - Measured and compressed features (:data:`cache`, :mod:`gnnfast.features`): by constant features as they were; likewise.
 - Which features a layer has used, and which ``edge_index`` or edge weights were met before (:class:`Sightings`): by the tensor and
   its version, layer and use; the last 256 or more. Only says that they are worth looking at, which looks at them as they are then.
-- Which layers have met a graph twice (:data:`gnnfast.pyg.small.returning`): by the layer, let go with it. Only says whether a first
-  look is worth it.
+- Which layers have met a graph twice (:data:`gnnfast.pyg.small.returning`): by the layer, let go with it, or after eight graphs
+  that are new. Only says whether a first look is worth it.
 - An ``edge_index`` turned around, without or with all self loops, and several of them side by side (:data:`cache`,
   :mod:`gnnfast.pyg.loops`): by each ``edge_index`` as it was, and the number of nodes or what ids are moved by. Users get copies.
 - The graph that carries edge features to where edges end (:data:`cache`, :mod:`gnnfast.pyg.adjacency`): as a graph, with it.

@@ -26,7 +26,7 @@ from gnnfast.pyg.as_written import as_written, rule_of
 from gnnfast.pyg.attention import dot_attention, is_first_and_small, is_small_transformer
 from gnnfast.pyg.layers import is_product, left
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, Message, means_relu
-from gnnfast.pyg.small import are_few, bounds, is_new_and_few, most_ids, remember, returning
+from gnnfast.pyg.small import are_few, bounds, is_new_and_few, most_ids, remember
 from gnnfast.pyg.verdict import COLLECT, GENERIC, OfClass, Verdict, check_module, reduction_of, refused, served
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import EXTREMA, FEATURE_DTYPES, INDEX_DTYPES
@@ -177,11 +177,8 @@ def _small_on_cpu(module: Any, edge_index: Tensor, kwargs: dict[str, Any], verdi
     if not (training and reduction_of(module) in EXTREMA) and are_few(edge_index, row_bytes, "tiny cpu"):
         _remember(module, verdict, x, edge_index)
         return SMALL
-    met = id(module) in returning and not passing
-    if met and not training:
-        return ""
     weight = None if verdict.message.weight is None else kwargs.get(verdict.message.weight)
-    if met or (isinstance(weight, Tensor) and weight.requires_grad):  # whose gradient is summed over features in another order
+    if isinstance(weight, Tensor) and weight.requires_grad:  # whose gradient is summed over features in another order
         return ""
     if passing:  # in several propagations, for which it would be converted
         if not are_few(edge_index, row_bytes // 4):

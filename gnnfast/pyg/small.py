@@ -19,8 +19,20 @@ from gnnfast.guards import tracing_state
 
 _deterministic = torch._C._get_deterministic_algorithms
 _met = Sightings()
-# Layers that have met a graph twice, by their id: in two passes, or several times in one.
-returning: dict[int, weakref.ref[object]] = {}
+NEW_IN_A_ROW = 8  # graphs, after which a layer is taken for one again to which each is new
+
+
+class _Returning:
+    """A layer that has met a graph twice, in two passes or several times in one, and ``new`` graphs since."""
+
+    __slots__ = ("forget", "new")
+
+    def __init__(self, owner: object) -> None:
+        key = id(owner)
+        self.forget, self.new = weakref.ref(owner, lambda _: returning.pop(key, None)), 0
+
+
+returning: dict[int, _Returning] = {}  # by the id of the layer
 
 
 def are_few(edge_index: Tensor, row_bytes: int, where: str = "new cpu") -> bool:
@@ -32,15 +44,24 @@ def are_few(edge_index: Tensor, row_bytes: int, where: str = "new cpu") -> bool:
 
 
 def is_new_and_few(edge_index: Tensor, row_bytes: int, owner: object) -> bool:
-    """Whether a layer ``owner``, to which so far each graph was new, meets a new one of few bytes. What was met before must not
+    """Whether a layer ``owner``, to which each graph was new of late, meets a new one of few bytes. What was met before must not
     decide in checkpointing."""
-    key = id(owner)
-    if key in returning or not are_few(edge_index, row_bytes) or (torch.is_grad_enabled() and saved_tensors_are_watched()):
+    if not are_few(edge_index, row_bytes) or (torch.is_grad_enabled() and saved_tensors_are_watched()):
         return False
-    if not _met.again(edge_index, key):
-        return True
-    returning[key] = weakref.ref(owner, lambda _: returning.pop(key, None))
-    return False
+    key = id(owner)
+    found = returning.get(key)
+    if _met.again(edge_index, key):
+        if found is None:
+            returning[key] = _Returning(owner)
+        else:
+            found.new = 0
+        return False
+    if found is not None:
+        found.new += 1
+        if found.new <= NEW_IN_A_ROW:
+            return False
+        returning.pop(key, None)
+    return True
 
 
 class Bound:
