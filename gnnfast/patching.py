@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import linecache
 import textwrap
+import threading
 import weakref
 from collections.abc import Callable
 from types import CodeType, FunctionType
@@ -24,7 +25,7 @@ _MISSING = object()
 _BLOCK = """\
 if not torch.jit.is_scripting():
     if not torch.compiler.is_compiling():
-        {hook} = {dispatch}({arguments})
+        {hook} = {unless}{dispatch}({arguments})
         if {hook} is not NotImplemented:
             return {hook}
 """
@@ -36,6 +37,23 @@ _TRACED_BLOCK = """\
 """
 _HOOK = "_gnnfast"
 _FILE = "<gnnfast "  # what the file names of patched code begin with
+
+
+class _LeftAlone(threading.local):
+    now = False
+
+
+_left_alone = _LeftAlone()
+
+
+def left_alone(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function that nothing is to be gained of as a whole: of those it calls, what is patched as a ``part`` runs as it was,
+    without being asked."""
+    before, _left_alone.now = _left_alone.now, True
+    try:
+        return function(*arguments)
+    finally:
+        _left_alone.now = before
 
 
 class Unknown(Exception):
@@ -71,6 +89,7 @@ class Patches:
         as_dict: bool = False,
         traced: Callable[..., Any] | None = None,
         replace: tuple[str, str, Callable[..., Any]] | None = None,
+        part: bool = False,
     ) -> None:
         """Lets ``dispatch`` see every call of ``function`` first; ``NotImplemented`` from it runs the original body.
 
@@ -82,6 +101,7 @@ class Patches:
             traced: what ``torch.compile`` traces in place of ``dispatch``; if not given, the original body.
             replace: ``(text, arguments, callable)``: an expression that stands once in the body, and what computes it instead from
                 these arguments, but for a compiler or TorchScript.
+            part: ``dispatch`` is not asked within :func:`left_alone`.
         """
         if function in self._swapped and function.__code__ is not self._swapped[function]:
             return
@@ -92,9 +112,14 @@ class Patches:
         else:
             arguments = ", ".join(names)
         # Names of its own: several functions of a module may be patched.
-        names_of = {kind: f"{_HOOK}_{kind}_{function.__qualname__.replace('.', '_')}" for kind in ("dispatch", "traced")}
-        block = (_BLOCK if traced is None else _BLOCK + _TRACED_BLOCK).format(hook=_HOOK, arguments=arguments, **names_of)
-        hooks = {names_of["dispatch"]: dispatch} | ({} if traced is None else {names_of["traced"]: traced})
+        names_of = {kind: f"{_HOOK}_{kind}_{function.__qualname__.replace('.', '_')}" for kind in ("dispatch", "traced", "left")}
+        unless = f"NotImplemented if {names_of['left']}.now else " if part else ""
+        block = (_BLOCK if traced is None else _BLOCK + _TRACED_BLOCK).format(
+            hook=_HOOK, arguments=arguments, unless=unless, **names_of
+        )
+        hooks = {names_of["dispatch"]: dispatch, names_of["left"]: _left_alone} | (
+            {} if traced is None else {names_of["traced"]: traced}
+        )
         expression = None
         if replace is not None:
             name = f"{_HOOK}_replaced_{function.__qualname__.replace('.', '_')}"

@@ -120,6 +120,7 @@ SMALL = {
     "scored edges cpu": Small(1 << 15, -1),
     "compiled cpu": Small(-1, -1),
 }
+ON_GPU = frozenset(where for where in SMALL if not where.endswith("cpu"))
 # Up to which, on a CPU, torch's own scatter is faster than a kernel over a graph that is already converted.
 TINY_ON_CPU = 1 << 16
 # Bytes of messages and rows of nodes up to which, in training on a GPU, a mean within a layer that is not normalised is as fast as
@@ -150,8 +151,8 @@ def most_left(training: bool, settings: Settings, where: str) -> float:
     """The most bytes of which :func:`cannot_win` is true; -1 if it is of none."""
     if not settings.is_free:
         return -1.0
-    most = SMALL[where].training if training else SMALL[where].inference
-    return most if where.endswith("cpu") else most * relative_bandwidth()
+    most = SMALL[where][0 if training else 1]
+    return most * relative_bandwidth() if where in ON_GPU else most
 
 
 def most_small(where: str, settings: Settings) -> float:

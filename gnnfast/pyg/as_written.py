@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnfast.patching import left_alone
 from gnnfast.pyg.verdict import COLLECT, Steps, check_steps, is_plain, reduction_of
 from gnnfast.types import EXTREMA, INDEX_DTYPES, LINEAR
 from gnnfast.unsupported import Unsupported
@@ -60,9 +61,13 @@ def as_written(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], 
     if collected.made:
         found |= {"edge_index": edge_index, "index": index, "edge_index_i": index, "edge_index_j": ends[j], "ptr": None}
         found |= {"dim_size": size_i, "size_i": size_i, "size_j": size_j, "size": sizes}
+    return left_alone(_run, module, steps, found, aggregation, index, size_i)
+
+
+def _run(module: Any, steps: Steps, found: dict[str, Any], aggregation: Any, index: Tensor, num_dst: int) -> Any:
     # Messages are let go before update(), as in PyG.
     out = _reduced(
-        module, aggregation, module.message(**{name: found[name] for name in steps.message}), index, size_i, steps.reduce
+        module, aggregation, module.message(**{name: found[name] for name in steps.message}), index, num_dst, steps.reduce
     )
     return module.update(out, **{name: found[name] for name in steps.update})
 

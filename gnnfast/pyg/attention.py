@@ -20,7 +20,7 @@ from gnnfast.dispatch.execute import Narrow, softmax
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.guards import tracing_state
-from gnnfast.patching import class_of, is_dispatched
+from gnnfast.patching import class_of, is_dispatched, left_alone
 from gnnfast.pyg import bounded
 from gnnfast.pyg.adjacency import graph_of, incidence_of
 from gnnfast.pyg.known import replaced_in_attention
@@ -41,13 +41,15 @@ def _make_conv(parts: Parts) -> Callable[[FunctionType], Callable[..., Any]]:
 
     def make(original: FunctionType) -> Callable[..., Any]:
         known = class_of(original)
+        of_pyg = f"pyg {known.__name__}"
 
         def attention_conv(module: Any, x: Any, edge_index: Any, edge_attr: Any, *rest: Any) -> Any:
-            size, weights = rest if parts.takes_size else (None, *rest)
-            place = f"pyg {type(module).__name__}"
+            cls = type(module)
+            place = of_pyg if cls is known else f"pyg {cls.__name__}"
             if parts.is_small(module, edge_index, edge_attr):
                 ran(place, "PyG's own", "too small to gain")
-                return NotImplemented
+                return left_alone(original, module, x, edge_index, edge_attr, *rest)
+            size, weights = rest if parts.takes_size else (None, *rest)
             try:
                 pair = x if type(x) is tuple else (x, x)
                 _check(known, parts, module, pair, edge_index, edge_attr, size, weights)
@@ -74,11 +76,11 @@ def _is_small(module: Any, edge_index: Any, training: bool | None = None, of_cpu
     """Whether a layer meets a graph that is so small that several kernels cost more than they save."""
     if type(edge_index) is not Tensor or edge_index.dim() != 2 or tracing_state() is not None:  # a trace would warn
         return False
-    if edge_index.is_cuda and torch.are_deterministic_algorithms_enabled():  # PyG's scatter raises, or is slow
+    is_cuda, training = edge_index.is_cuda, torch.is_grad_enabled() if training is None else training
+    if is_cuda and torch.are_deterministic_algorithms_enabled():  # PyG's scatter raises, or is slow
         return False
-    training = torch.is_grad_enabled() if training is None else training
-    nbytes = edge_index.shape[1] * module.heads * module.out_channels * 4
-    return cannot_win(nbytes, training, settings(), "cuda" if edge_index.is_cuda else of_cpu)
+    nbytes = edge_index.size(1) * module.heads * module.out_channels * 4
+    return cannot_win(nbytes, training, settings(), "cuda" if is_cuda else of_cpu)
 
 
 def is_small_transformer(module: Any, edge_index: Any, edge_attr: Any) -> bool:

@@ -38,7 +38,8 @@ class Patch:
     """One patched function ``name``, or method ``Class.name``, of PyG.
 
     ``known`` are fingerprints of its source in the releases it was studied in (2.6.0 to 2.8.1); with another one it is left
-    alone. ``make`` gets the original function and returns the dispatcher. ``replace`` as in :meth:`Patches.add_dispatch`.
+    alone. ``make`` gets the original function and returns the dispatcher. ``replace`` and ``part`` as in
+    :meth:`Patches.add_dispatch`.
     """
 
     module: str
@@ -46,12 +47,13 @@ class Patch:
     known: tuple[str, ...]
     make: Callable[[FunctionType], Callable[..., Any]]
     replace: tuple[str, str, Callable[..., Any]] | None = None
+    part: bool = False
 
 
 PATCHES = (
     # What classes run whose source PyG cannot read, so that it generates none for them.
-    Patch(MESSAGE_PASSING, "MessagePassing.propagate", ("3e74443a6625",), lambda _: generic),
-    Patch("torch_geometric.nn.conv.gcn_conv", "gcn_norm", ("13eadb05c985",), make_gcn_norm),
+    Patch(MESSAGE_PASSING, "MessagePassing.propagate", ("3e74443a6625",), lambda _: generic, part=True),
+    Patch("torch_geometric.nn.conv.gcn_conv", "gcn_norm", ("13eadb05c985",), make_gcn_norm, part=True),
     Patch("torch_geometric.nn.conv.gcn_conv", "GCNConv.forward", ("19639c7f1d56",), make_layer(GCN)),
     Patch("torch_geometric.nn.conv.gat_conv", "GATConv.forward", ("1d60274e9980", "0f8e29270a5a"), make_gat_conv),
     Patch("torch_geometric.nn.conv.gatv2_conv", "GATv2Conv.forward", ("7a7e1736871b", "2d023744c9ab"), make_gatv2_conv),
@@ -105,12 +107,12 @@ PATCHES = (
         make_negative_sampling,
     ),
     Patch("torch_geometric.utils._negative_sampling", "sample", ("d219ea561321",), make_sample),
-    Patch("torch_geometric.utils._scatter", "scatter", ("b1128e34b90a", "7626d94c6de9", "ede961baa469"), make_scatter),
-    Patch("torch_geometric.utils._softmax", "softmax", ("5ecf982d48a1", "55544420bbc1"), make_softmax),
-    Patch("torch_geometric.utils.loop", "remove_self_loops", ("12c556171121",), make_remove_self_loops),
-    Patch("torch_geometric.utils.loop", "add_self_loops", ("5f60298e16ef",), make_add_self_loops),
-    Patch("torch_geometric.utils.hetero", "construct_bipartite_edge_index", ("cd4caf550aa6",), make_side_by_side),
-    Patch("torch_geometric.utils._spmm", "spmm", ("21242ae8226b", "6084961fda11"), make_spmm),
+    Patch("torch_geometric.utils._scatter", "scatter", ("b1128e34b90a", "7626d94c6de9", "ede961baa469"), make_scatter, part=True),
+    Patch("torch_geometric.utils._softmax", "softmax", ("5ecf982d48a1", "55544420bbc1"), make_softmax, part=True),
+    Patch("torch_geometric.utils.loop", "remove_self_loops", ("12c556171121",), make_remove_self_loops, part=True),
+    Patch("torch_geometric.utils.loop", "add_self_loops", ("5f60298e16ef",), make_add_self_loops, part=True),
+    Patch("torch_geometric.utils.hetero", "construct_bipartite_edge_index", ("cd4caf550aa6",), make_side_by_side, part=True),
+    Patch("torch_geometric.utils._spmm", "spmm", ("21242ae8226b", "6084961fda11"), make_spmm, part=True),
 )
 MODULES = tuple(dict.fromkeys([MESSAGE_PASSING, *(patch.module for patch in PATCHES)]))
 # propagate is generated per class from a template; these are the parts of it that propagate.py stands in for.
@@ -147,7 +149,7 @@ def _install_function(module: ModuleType, patch: Patch, patches: Patches, make_t
         raise Unknown(f"{patch.name} has fingerprint {found}, which is not a known one")
     original = patches.original(function)
     traced = None if make_traced is None else make_traced(original)
-    patches.add_dispatch(function, source, patch.make(original), traced=traced, replace=patch.replace)
+    patches.add_dispatch(function, source, patch.make(original), traced=traced, replace=patch.replace, part=patch.part)
 
 
 def _install_propagate(module: ModuleType, patches: Patches, traced: Callable[..., Any]) -> None:
@@ -176,7 +178,7 @@ def _patch_template(made: Any, patches: Patches, traced: Callable[..., Any]) -> 
     function = getattr(made, "propagate", None)
     known.add_generated(getattr(made, "collect", None))
     if isinstance(function, FunctionType):
-        patches.add_dispatch(function, Path(made.__file__).read_text(), propagate, as_dict=True, traced=traced)
+        patches.add_dispatch(function, Path(made.__file__).read_text(), propagate, as_dict=True, traced=traced, part=True)
 
 
 def _subclasses(cls: type) -> set[type]:

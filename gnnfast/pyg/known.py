@@ -151,34 +151,44 @@ _WHERE = {"softmax": "_softmax", "remove_self_loops": "loop", "add_self_loops": 
 
 class Watch:
     """A verdict that depends on functions: those of the names ``own`` of a class, and those at ``paths`` from ``places``. It holds
-    as long as these and their code objects are the very same; each call of a layer asks."""
+    as long as these and their code objects are the very same; each call of a layer asks. ``alone`` is an expression of ``own``, the
+    dictionary of an instance, of one ``part`` of it and of places: whether the class says all about the two."""
 
     __slots__ = ("_find", "_find_own", "_judge", "_last", "_make", "_places")
 
-    def __init__(self, own: tuple[str, ...], places: dict[str, Any], paths: tuple[str, ...], judge: Callable[[], Any]) -> None:
+    def __init__(
+        self, own: tuple[str, ...], places: dict[str, Any], paths: tuple[str, ...], judge: Callable[[], Any], alone: str = "False"
+    ) -> None:
         self._find_own, self._find = (_getter(names) for names in (own, paths))
         self._places, self._judge = SimpleNamespace(**places), judge
-        self._make = _comparison(own, (*places,), paths)
-        self._last: tuple[Callable[[Any], bool], Any] = (lambda _: False), None
+        self._make = _comparison(own, (*places,), paths, alone)
+        self._last: tuple[Callable[[Any], bool], Callable[..., bool], Any] = (lambda _: False), (lambda *_: False), None
 
     def verdict(self, cls: Any = None) -> Any:
         """The verdict; judged anew if something has changed. Raises AttributeError if something is missing or no function."""
-        holds, verdict = self._last
+        holds, _, verdict = self._last
         return verdict if holds(cls) else self._judged(cls)
+
+    def of_instance(self, cls: Any, own: dict[str, Any], part: Any) -> Any:
+        """The verdict on an instance, if nothing has changed and its class says all about it; else ``None``. In one function, as
+        a small step calls many for the first time since the last one, which takes as long as what they do."""
+        _, is_all, verdict = self._last
+        return verdict if is_all(cls, own, part) else None
 
     def _judged(self, cls: Any) -> Any:
         functions = self._find_own(cls) + self._find(self._places)  # first: what changes meanwhile is found by the next call
         codes, verdict = tuple(map(_code, functions)), self._judge()
-        self._last = self._make(functions, codes, *vars(self._places).values()), verdict
+        self._last = *self._make(functions, codes, *vars(self._places).values()), verdict
         return verdict
 
 
 _code = operator.attrgetter("__code__")
 
 
-def _comparison(own: tuple[str, ...], places: tuple[str, ...], paths: tuple[str, ...]) -> Callable[..., Callable[[Any], bool]]:
-    """What makes, of functions, their codes and the places, the function that tells whether all are still there. Compiled for each
-    verdict, as Python remembers in the code where it has found an attribute: of a small step, looking them up took 3.5 us more."""
+def _comparison(own: tuple[str, ...], places: tuple[str, ...], paths: tuple[str, ...], alone: str) -> Callable[..., Any]:
+    """What makes, of functions, their codes and the places, the functions that tell whether all are still there, and whether they
+    are and an instance is ``alone``. Compiled for each verdict, as Python remembers in the code where it has found an attribute: of
+    a small step, looking them up took 3.5 us more."""
     names = [*(f"cls.{name}" for name in own), *paths]
     held = " and ".join(f"{name} is f{i} and f{i}.__code__ is c{i}" for i, name in enumerate(names))
     functions, codes = (", ".join(f"{letter}{i}" for i in range(len(names))) for letter in "fc")
@@ -186,7 +196,7 @@ def _comparison(own: tuple[str, ...], places: tuple[str, ...], paths: tuple[str,
 def make({", ".join(("functions", "codes", *places))}):
     {functions}, = functions
     {codes}, = codes
-    return lambda cls: {held}
+    return (lambda cls: {held}), (lambda cls, own, part: {alone} and {held})
 """
     scope: dict[str, Any] = {}
     exec(source, scope)
@@ -214,11 +224,14 @@ def _replaced(rows: tuple[tuple[str, str, tuple[str, str]], ...]) -> str:
     return ""
 
 
-def watch_propagate(kind: type, methods: tuple[str, ...], judge: Callable[[], Any]) -> Watch:
-    """A verdict that depends on all that a class of message passing, with an aggregation of a kind, runs; of itself ``methods``."""
+def watch_propagate(kind: type, methods: tuple[str, ...], judge: Callable[[], Any], alone: str, names: dict[str, Any]) -> Watch:
+    """A verdict that depends on all that a class of message passing, with an aggregation of a kind, runs; of itself ``methods``.
+    ``alone`` as in :class:`Watch`, with its ``names``."""
     places, paths = _named(_BY_PROPAGATE)
     paths += tuple(f"kind.{name}" for name in _OF_AGGREGATION)
-    return Watch(methods, places | {"kind": kind, "Module": torch.nn.Module}, (*paths, *_OF_MODULE), judge)
+    places |= {"kind": kind, "Module": torch.nn.Module, "of_tensor": _of_tensor, "replaceable": _OF_TENSOR}
+    alone = f"of_tensor.isdisjoint(replaceable) and {alone}"
+    return Watch(methods, places | names, (*paths, *_OF_MODULE), judge, alone)
 
 
 _of_tensor = torch.Tensor.__dict__.keys()  # follows the dictionary

@@ -26,17 +26,16 @@ from gnnfast.guards import tracing_state
 from gnnfast.hardware import relative_bandwidth
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg.adjacency import graph_of, running
-from gnnfast.pyg.known import is_linear, replaced_in_tensor
+from gnnfast.pyg.known import is_linear
 from gnnfast.pyg.messages import GINE
 from gnnfast.pyg.norm import make_normalising, normalised, sharing
 from gnnfast.pyg.small import are_few, bounds, is_new_and_few, most_ids, remember
-from gnnfast.pyg.verdict import CALLED, METHODS, check_module, global_hooks, module_hooks, mp_hooks, reduction_of, served, watch_of
+from gnnfast.pyg.verdict import CALLED, check_module, module_hooks, reduction_of, served, watch_of
 from gnnfast.reporting import fell_back, ran
 from gnnfast.stream import is_capturing
 from gnnfast.types import FEATURE_DTYPES, LINEAR, REORDERED
 from gnnfast.unsupported import Unsupported
 
-_OVERRIDES = ("propagate", *METHODS)
 _PLAIN = ("add", "sum", "mean", "max", "min")
 _methods = operator.attrgetter("message", "aggregate", "update", "message_and_aggregate", "forward")
 _STRIDED = torch.strided
@@ -235,21 +234,17 @@ class _Parts:
         modules, lin, aggr = own["_modules"], self.lin, self.aggr
         if modules.get(form.lin) is not lin or modules.get(form.root) is not self.root or modules.get("aggr_module") is not aggr:
             return False
-        of_lin, of_aggr = lin.__dict__, aggr.__dict__
-        if own["_explain"] or any(mp_hooks(own)) or any(module_hooks(of_lin)) or any(module_hooks(of_aggr)) or any(global_hooks):
-            return False
-        same = own.keys().isdisjoint(_OVERRIDES) and of_lin.keys().isdisjoint(CALLED) and of_aggr.keys().isdisjoint(CALLED)
-        cls = type(module)
+        of_lin, cls = lin.__dict__, type(module)
         return (
-            same
+            not any(module_hooks(of_lin))
+            and "propagate" not in own
+            and of_lin.keys().isdisjoint(CALLED)
             and self.fetch(own) == self.options
-            and own.get("_decomposed_layers", 1) == 1
             and own.get("_cached_x") is None
             and not (form.bias and lin._parameters.get("bias") is not None)
-            and self.watch.verdict(cls) is self.verdict
+            and self.watch.of_instance(cls, own, aggr) is self.verdict
             and is_dispatched(cls.propagate)
             and is_linear(type(lin))
-            and not replaced_in_tensor()
         )
 
 

@@ -90,7 +90,9 @@ def make_side_by_side(original: FunctionType) -> Callable[..., Any]:
             of_edges = None if attributes is None else [_of_type(attributes, name) for name in src_offsets]
         except (AttributeError, KeyError, IndexError, TypeError):  # PyG raises its own
             return NotImplemented
-        if not listed or any(type(n) is not int for pair in offsets for n in pair) or not _are_known(listed):
+        if not listed or any(type(n) is not int for pair in offsets for n in pair):
+            return NotImplemented
+        if all(map(_is_left, listed)) or not _are_known(listed):
             return NotImplemented
 
         def make() -> Tensor:

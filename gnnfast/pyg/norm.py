@@ -307,9 +307,7 @@ def _remembered(
 
 def _is_left(edge_index: Any, edge_weight: Any, *key: str) -> bool:
     """Whether edges or weights are new, and so few that to keep what is made of them takes longer than to make it."""
-    if type(edge_index) is not Tensor or edge_index.dim() != 2:
-        return False
-    if not are_few(edge_index, ROW_BYTES, "new cuda" if edge_index.is_cuda else "new cpu"):
+    if type(edge_index) is not Tensor or not are_few(edge_index, ROW_BYTES, "new cuda" if edge_index.is_cuda else "new cpu"):
         return False
     if _are_watched():
         return False

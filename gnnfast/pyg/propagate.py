@@ -26,7 +26,7 @@ from gnnfast.pyg.as_written import as_written, rule_of
 from gnnfast.pyg.attention import dot_attention, is_first_and_small, is_small_transformer
 from gnnfast.pyg.layers import is_product, left
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, Message, means_relu
-from gnnfast.pyg.small import are_few, bounds, is_new_and_few, most_ids, remember
+from gnnfast.pyg.small import bounds, is_new, most_ids, remember
 from gnnfast.pyg.verdict import COLLECT, GENERIC, OfClass, Verdict, check_module, reduction_of, refused, served
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import EXTREMA, FEATURE_DTYPES, INDEX_DTYPES
@@ -166,26 +166,26 @@ def _small_on_cpu(module: Any, edge_index: Tensor, kwargs: dict[str, Any], verdi
     """The same on a CPU: of attention, and of a graph that is new, but for one that the layer made with its ``edge_index``."""
     if verdict.message is DOT_ATTENTION:
         return SMALL if is_small_transformer(module, edge_index, kwargs.get("edge_attr")) else ""
-    own, passing, training = running.graph, running.passing is edge_index, torch.is_grad_enabled()
-    if own is not None and own.edge_index is edge_index:
+    own = running.graph
+    if (own is not None and own.edge_index is edge_index) or edge_index.dtype is not torch.int64 or tracing_state() is not None:
         return ""
     x = kwargs.get(verdict.message.feature)
     x = x[0] if type(x) is tuple and x else x
     if type(x) is not Tensor or x.layout is not _STRIDED or x.dim() < 2 or edge_index.dim() != 2:
         return ""
     row_bytes = (x.shape[1] if x.dim() == 2 else _row(module, x)) * x.element_size()
-    if not (training and reduction_of(module) in EXTREMA) and are_few(edge_index, row_bytes, "tiny cpu"):
+    nbytes, training, current = edge_index.numel() // 2 * row_bytes, torch.is_grad_enabled(), settings()
+    if cannot_win(nbytes, training, current, "tiny cpu") and not (training and reduction_of(module) in EXTREMA):
         _remember(module, verdict, x, edge_index)
         return SMALL
     weight = None if verdict.message.weight is None else kwargs.get(verdict.message.weight)
     if isinstance(weight, Tensor) and weight.requires_grad:  # whose gradient is summed over features in another order
         return ""
-    if passing:  # in several propagations, for which it would be converted
-        if not are_few(edge_index, row_bytes // 4):
-            return ""
-    elif not is_new_and_few(edge_index, row_bytes, module) or cache.origin(edge_index) is not None:
+    if running.passing is edge_index:  # in several propagations, for which it would be converted
+        return NEW_AND_SMALL if cannot_win(nbytes // 4, training, current, "new cpu") else ""
+    if not cannot_win(nbytes, training, current, "new cpu"):
         return ""
-    return NEW_AND_SMALL
+    return NEW_AND_SMALL if is_new(edge_index, module) and cache.origin(edge_index) is None else ""
 
 
 def generic(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:

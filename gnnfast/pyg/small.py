@@ -46,7 +46,12 @@ def are_few(edge_index: Tensor, row_bytes: int, where: str = "new cpu") -> bool:
 def is_new_and_few(edge_index: Tensor, row_bytes: int, owner: object) -> bool:
     """Whether a layer ``owner``, to which each graph was new of late, meets a new one of few bytes. What was met before must not
     decide in checkpointing."""
-    if not are_few(edge_index, row_bytes) or (torch.is_grad_enabled() and saved_tensors_are_watched()):
+    return are_few(edge_index, row_bytes) and is_new(edge_index, owner)
+
+
+def is_new(edge_index: Tensor, owner: object) -> bool:
+    """The same of one of which it is known that they are few."""
+    if torch.is_grad_enabled() and saved_tensors_are_watched():
         return False
     key = id(owner)
     found = returning.get(key)
