@@ -20,8 +20,8 @@ from gnnfast.cli import benchmarks, main
 
 pytest.importorskip("torch_geometric", reason="PyG is not installed")
 PACKAGE = benchmarks().__name__
-MODULES = "compare, compiled, convs, layers, memory, page, processes, sampled, script, tables, timing, train"
-compare, compiled, convs, layers, memory, page, processes, sampled, script, tables, timing, train = (
+MODULES = "compare, compiled, conversion, convs, layers, memory, page, processes, sampled, script, tables, timing, train"
+compare, compiled, conversion, convs, layers, memory, page, processes, sampled, script, tables, timing, train = (
     importlib.import_module(f"{PACKAGE}.{name}") for name in MODULES.split(", ")
 )
 needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
@@ -186,6 +186,23 @@ def test_a_compiled_model_that_fails_in_its_process_is_noted(
     capsys.readouterr()
 
 
+# ---- conversion --------------------------------------------------------------------------------------------------------------
+def test_formats_of_all_sides(device, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    arguments = ["bench", "conversion", "--device", device.type, "--edges", "1", "300", "--repeats", "1", "--seconds", "0.001"]
+    assert main([*arguments, "--out", str(tmp_path / "conversion")]) == 0
+    rows = json.loads((tmp_path / "conversion.json").read_text())["rows"]
+    assert [(row["edges"], row["formats"]) for row in rows] == [(1, "one"), (1, "both"), (300, "one"), (300, "both")]
+    assert all(row["PyG / gnnfast"] == row["PyG ms"] / row["gnnfast ms"] > 0 for row in rows)
+    assert "edges 300, formats both" in capsys.readouterr().out
+
+
+def test_formats_that_differ_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = conversion.by_pyg
+    monkeypatch.setattr(conversion, "by_pyg", lambda edges, *of: right(edges.flip([0]), *of))
+    with pytest.raises(SystemExit, match="PyG makes another format than gnnfast of 300 edges"):
+        conversion.main(["--device", "cpu", "--edges", "300", "--repeats", "1", "--seconds", "0.001"])
+
+
 # ---- what is asked for -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", [*benchmarks().BENCHMARKS, *benchmarks().TOOLS])
 def test_help_fits_a_terminal(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
@@ -214,7 +231,7 @@ def test_what_cannot_be_measured_is_refused(arguments: list[str], said: str, cap
 
 
 @pytest.mark.parametrize(
-    "name", ["attention", "compiled", "host", "layers", "memory", "sampled", "sparse_features", "spmm", "train"]
+    "name", ["attention", "compiled", "conversion", "host", "layers", "memory", "sampled", "sparse_features", "spmm", "train"]
 )
 def test_a_device_that_torch_does_not_have(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
