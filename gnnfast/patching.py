@@ -46,12 +46,12 @@ class _LeftAlone(threading.local):
 _left_alone = _LeftAlone()
 
 
-def left_alone(function: Callable[..., Any], *arguments: Any) -> Any:
+def left_alone(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """Calls a function that nothing is to be gained of as a whole: of those it calls, what is patched as a ``part`` runs as it was,
     without being asked."""
     before, _left_alone.now = _left_alone.now, True
     try:
-        return function(*arguments)
+        return function(*arguments, **named)
     finally:
         _left_alone.now = before
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gnnfast.patching import left_alone
+from gnnfast.pyg.small import parts_are_few
 from gnnfast.pyg.verdict import COLLECT, Steps, check_steps, is_plain, reduction_of
 from gnnfast.types import EXTREMA, INDEX_DTYPES, LINEAR
 from gnnfast.unsupported import Unsupported
@@ -61,7 +62,8 @@ def as_written(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], 
     if collected.made:
         found |= {"edge_index": edge_index, "index": index, "edge_index_i": index, "edge_index_j": ends[j], "ptr": None}
         found |= {"dim_size": size_i, "size_i": size_i, "size_j": size_j, "size": sizes}
-    return left_alone(_run, module, steps, found, aggregation, index, size_i)
+    arguments = module, steps, found, aggregation, index, size_i
+    return left_alone(_run, *arguments) if parts_are_few(edge_index) else _run(*arguments)
 
 
 def _run(module: Any, steps: Steps, found: dict[str, Any], aggregation: Any, index: Tensor, num_dst: int) -> Any:

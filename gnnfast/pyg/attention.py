@@ -27,6 +27,7 @@ from gnnfast.pyg.known import replaced_in_attention
 from gnnfast.pyg.layers import is_product
 from gnnfast.pyg.loops import kept_edges, looped_graph, with_loops, with_self_loops
 from gnnfast.pyg.messages import DOT_ATTENTION, Message
+from gnnfast.pyg.small import parts_are_few
 from gnnfast.pyg.verdict import check_module
 from gnnfast.reporting import ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, REORDERED
@@ -48,7 +49,8 @@ def _make_conv(parts: Parts) -> Callable[[FunctionType], Callable[..., Any]]:
             place = of_pyg if cls is known else f"pyg {cls.__name__}"
             if parts.is_small(module, edge_index, edge_attr):
                 ran(place, "PyG's own", "too small to gain")
-                return left_alone(original, module, x, edge_index, edge_attr, *rest)
+                few = parts_are_few(edge_index) and not guards.context()
+                return left_alone(original, module, x, edge_index, edge_attr, *rest) if few else NotImplemented
             size, weights = rest if parts.takes_size else (None, *rest)
             try:
                 pair = x if type(x) is tuple else (x, x)

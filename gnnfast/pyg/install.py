@@ -24,7 +24,7 @@ from gnnfast.pyg.loops import flipped, make_add_self_loops, make_in_place, make_
 from gnnfast.pyg.negative_sampling import make_negative_sampling, make_sample
 from gnnfast.pyg.norm import make_gcn_norm, make_laplacian, make_normalising
 from gnnfast.pyg.pna import make_pna_conv
-from gnnfast.pyg.propagate import generic, propagate
+from gnnfast.pyg.propagate import make_generic, propagate
 from gnnfast.pyg.relational_attention import make_rgat_conv
 from gnnfast.pyg.relations import biases_of_types, make_hetero_linear, make_rgcn_conv
 from gnnfast.pyg.softmax import make_softmax
@@ -52,7 +52,7 @@ class Patch:
 
 PATCHES = (
     # What classes run whose source PyG cannot read, so that it generates none for them.
-    Patch(MESSAGE_PASSING, "MessagePassing.propagate", ("3e74443a6625",), lambda _: generic, part=True),
+    Patch(MESSAGE_PASSING, "MessagePassing.propagate", ("3e74443a6625",), make_generic, part=True),
     Patch("torch_geometric.nn.conv.gcn_conv", "gcn_norm", ("13eadb05c985",), make_gcn_norm, part=True),
     Patch("torch_geometric.nn.conv.gcn_conv", "GCNConv.forward", ("19639c7f1d56",), make_layer(GCN)),
     Patch("torch_geometric.nn.conv.gat_conv", "GATConv.forward", ("1d60274e9980", "0f8e29270a5a"), make_gat_conv),
@@ -178,7 +178,8 @@ def _patch_template(made: Any, patches: Patches, traced: Callable[..., Any]) -> 
     function = getattr(made, "propagate", None)
     known.add_generated(getattr(made, "collect", None))
     if isinstance(function, FunctionType):
-        patches.add_dispatch(function, Path(made.__file__).read_text(), propagate, as_dict=True, traced=traced, part=True)
+        dispatch = functools.partial(propagate, patches.original(function))
+        patches.add_dispatch(function, Path(made.__file__).read_text(), dispatch, as_dict=True, traced=traced, part=True)
 
 
 def _subclasses(cls: type) -> set[type]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,13 +21,14 @@ from gnnfast.graph import Graph, ids
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_SRC
 from gnnfast.guards import tracing_state
+from gnnfast.patching import left_alone
 from gnnfast.pyg import bounded, general
 from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.as_written import as_written, rule_of
 from gnnfast.pyg.attention import dot_attention, is_first_and_small, is_small_transformer
 from gnnfast.pyg.layers import is_product, left
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, Message, means_relu
-from gnnfast.pyg.small import bounds, is_new, most_ids, remember
+from gnnfast.pyg.small import bounds, is_new, most_ids, parts_are_few, remember
 from gnnfast.pyg.verdict import COLLECT, GENERIC, OfClass, Verdict, check_module, reduction_of, refused, served
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import EXTREMA, FEATURE_DTYPES, INDEX_DTYPES
@@ -35,20 +37,23 @@ from gnnfast.unsupported import Unsupported
 _STRIDED = torch.strided
 
 
-def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str = COLLECT) -> Any:
-    """Stands in for the ``propagate`` that PyG generates for a class. Returns ``NotImplemented`` to let it run."""
+def propagate(
+    original: FunctionType, module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str = COLLECT
+) -> Any:
+    """Stands in for the ``original`` ``propagate`` that PyG generates for a class. Returns ``NotImplemented`` to let it run."""
     bound = bounds.get(id(module))
     if bound is not None and (left.edge_index is edge_index or bound.holds(kwargs.get(bound.feature), edge_index)):
-        return _left(module, edge_index, size, kwargs, collect, bound.place, SMALL)
+        return _left(original, module, edge_index, size, kwargs, collect, bound.place, SMALL)
     quiet = _quiet.get(id(module))
     if quiet is not None and _is_quiet(quiet, module, edge_index, kwargs):
         left.edge_index = None
         fell_back(quiet.place, quiet.reason)
-        return NotImplemented if not quiet.plain or guards.context() else as_written(module, edge_index, size, kwargs, collect)
+        out = as_written(module, edge_index, size, kwargs, collect) if quiet.plain and not guards.context() else NotImplemented
+        return _run(original, module, edge_index, size, kwargs) if out is NotImplemented else out
     cls = type(module)
     small = too_small(module, edge_index, kwargs)
     if small:
-        return _left(module, edge_index, size, kwargs, collect, f"pyg {cls.__name__}", small)
+        return _left(original, module, edge_index, size, kwargs, collect, f"pyg {cls.__name__}", small)
     not_now = guards.context()
     refusal = refused(cls)
     reason, lasts = not_now or refusal, bool(refusal)
@@ -76,11 +81,20 @@ SMALL, NEW_AND_SMALL = "too small to gain", "too small to gain from a graph that
 _ALONE = {why: f"{why}: its operations alone" for why in (SMALL, NEW_AND_SMALL)}
 
 
-def _left(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str, place: str, why: str) -> Any:
+def _left(
+    original: FunctionType, module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str, place: str, why: str
+) -> Any:
     left.edge_index = None
     out = NotImplemented if guards.context() else as_written(module, edge_index, size, kwargs, collect)
     ran(place, "PyG's own", why if out is NotImplemented else _ALONE[why])
-    return out
+    return _run(original, module, edge_index, size, kwargs) if out is NotImplemented else out
+
+
+def _run(original: FunctionType, module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+    """What PyG's own ``propagate`` returns where its parts have nothing to gain, either."""
+    if type(edge_index) is not Tensor or guards.context() or not parts_are_few(edge_index):
+        return NotImplemented
+    return left_alone(original, module, edge_index, size=size, **kwargs)
 
 
 class _Quiet(NamedTuple):
@@ -188,10 +202,14 @@ def _small_on_cpu(module: Any, edge_index: Tensor, kwargs: dict[str, Any], verdi
     return NEW_AND_SMALL if is_new(edge_index, module) and cache.origin(edge_index) is None else ""
 
 
-def generic(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
-    """Stands in for the ``propagate`` of all classes, which those run for which PyG generates none: it could not read their source,
-    or they have a ``propagate`` of their own that calls this one."""
-    return propagate(module, edge_index, size, kwargs, GENERIC)
+def make_generic(original: FunctionType) -> Callable[..., Any]:
+    """What stands in for the ``propagate`` of all classes, which those run for which PyG generates none: it could not read their
+    source, or they have a ``propagate`` of their own that calls this one."""
+
+    def generic(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
+        return propagate(original, module, edge_index, size, kwargs, GENERIC)
+
+    return generic
 
 
 def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str) -> Any:

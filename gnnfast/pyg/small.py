@@ -69,6 +69,16 @@ def is_new(edge_index: Tensor, owner: object) -> bool:
     return True
 
 
+# Ids on a CPU of which no part of a layer that is left has anything to gain: a softmax over so many edges is as fast in PyG, and
+# beside a GPU, or over more edges, it is not, where another layer has converted the graph.
+MOST_ALONE = 1 << 13
+
+
+def parts_are_few(edge_index: Tensor) -> bool:
+    """Whether parts of a layer need not be asked either, once it is left."""
+    return edge_index.is_cpu and edge_index.numel() <= MOST_ALONE
+
+
 class Bound:
     """Up to how many ``ids`` of an ``edge_index``, in inference and in training, rows of ``width`` numbers are too few to gain from
     a kernel, so that nothing else of a module's call is looked at: on small graphs ten lines of Python take a hundredth of a step.

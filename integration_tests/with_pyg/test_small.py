@@ -12,6 +12,7 @@ from gnnfast.benchmarks import convs
 from graphs import GRAPHS, relative_error
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn
+from torch_geometric.utils import softmax
 
 import gnnfast
 from gnnfast.dispatch import select
@@ -298,3 +299,60 @@ def test_the_first_steps_of_a_class_may_be_checkpointed(name, num_edges, device,
 
     most = 0.1 if device.type == "cuda" else 1e-4  # GPSConv's gradients are next to 0: PyG's own differ by 0.03 in each run
     assert relative_error(steps(copies[0]), without(lambda: steps(copies[1]))) < most
+
+
+# ---- parts of a layer that is left -----------------------------------------------------------------------------------------------
+class Attending(nn.MessagePassing):
+    """What no kernel computes, and calls what is patched."""
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i, x_j, index, size_i):
+        if x_j.sum() == 0:
+            raise ZeroDivisionError
+        return softmax((x_i - x_j).abs(), index, num_nodes=size_i) * x_j
+
+
+def watched(monkeypatch):
+    """What the dispatcher of softmax is asked from now on is appended to; until gnnfast is switched off."""
+    calls, name = [], "_gnnfast_dispatch_softmax"
+    right = softmax.__globals__[name]
+    monkeypatch.setitem(softmax.__globals__, name, lambda *arguments: (calls.append(1), right(*arguments))[1])
+    return calls
+
+
+LEFT = {
+    "TransformerConv": (lambda: nn.TransformerConv(F, 4, edge_dim=F), True),
+    "GENConv": (lambda: nn.GENConv(F, 4), False),
+    "Attending": (Attending, False),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_parts_of_a_layer_that_is_left_are_not_asked(name, monkeypatch):
+    edge_index, n, _ = GRAPHS["random"]()
+    make, takes_attr = LEFT[name]
+    layer, x = make().eval(), torch.randn(n, F)
+    operands = (x, edge_index, *([torch.randn(edge_index.shape[1], F)] if takes_attr else []))
+    for _ in range(2):
+        layer(*operands)
+    expected, asked = without(lambda: layer(*operands)), watched(monkeypatch)
+    assert torch.equal(layer(*operands), expected) and not asked
+    softmax(x[:, 0], torch.zeros(n, dtype=torch.long))
+    assert len(asked) == 1
+    monkeypatch.setattr(small, "MOST_ALONE", edge_index.numel() - 1)
+    assert torch.equal(layer(*operands), expected) and len(asked) > 1
+
+
+def test_parts_are_asked_again_after_an_error(monkeypatch):
+    edge_index, n, _ = GRAPHS["random"]()
+    layer, x = Attending(), torch.randn(n, F)
+    for _ in range(2):
+        layer(x, edge_index)
+    asked = watched(monkeypatch)
+    with pytest.raises(ZeroDivisionError):
+        layer(x * 0, edge_index)
+    assert not asked
+    softmax(x[:, 0], torch.zeros(n, dtype=torch.long))
+    assert asked
