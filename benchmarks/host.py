@@ -304,6 +304,7 @@ class _Measured:
                 os.sched_setaffinity(int(thread), cores)
         for _ in range(warmup):
             self.steps[in_pyg]()
+        timing.learn(self.steps[in_pyg])
         return block_ms(self.steps[in_pyg], self.device, seconds)
 
     def count(self, in_pyg: bool) -> tuple[int, float]:
@@ -396,8 +397,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sizes", nargs="*", **tables.named(sizes, "all if not given"))
     parser.add_argument("--models", nargs="*", **tables.named(sorted({m for names in MODELS.values() for m in names})))
     parser.add_argument("--repeats", type=int, default=3)
-    # Python forgets what it has learned about functions that are switched, and learns it again in some 50 calls.
-    parser.add_argument("--warmup", type=int, default=16, help="steps before each measurement")
+    parser.add_argument("--warmup", type=int, default=16, help="steps at least before each measurement")
     parser.add_argument("--apart", action="store_true", help="each side in a process of its own, where nothing is switched")
     parser.add_argument("--control", action="store_true", help="PyG on both sides: what ratios vary by where nothing differs")
     parser.add_argument("--seconds", type=float, default=0.15, help="of steps in one measurement")

@@ -75,7 +75,7 @@ def in_turn(
     for nth in range(2 * rounds):
         name = names[(nth + nth // 2) % 2]
         switch(name)
-        _learn(calls[name])
+        learn(calls[name])
         times[name].append(median_ms(calls[name], device, repeats))
     return {name: Sample.of(found) for name, found in times.items()}
 
@@ -83,7 +83,7 @@ def in_turn(
 LEARNT = 50  # calls, after which Python has learnt again what it knew of functions that were switched
 
 
-def _learn(call: Callable[[], Any]) -> None:
+def learn(call: Callable[[], Any]) -> None:
     """As many calls as Python needs, where they are so short that it matters."""
     begin = time.perf_counter()
     for _ in range(LEARNT):
