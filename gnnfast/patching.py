@@ -46,7 +46,7 @@ class _LeftAlone(threading.local):
 _left_alone = _LeftAlone()
 
 
-def left_alone(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+def left_alone(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
     """Calls a function that nothing is to be gained of as a whole: of those it calls, what is patched as a ``part`` runs as it was,
     without being asked."""
     before, _left_alone.now = _left_alone.now, True
@@ -112,14 +112,12 @@ class Patches:
         else:
             arguments = ", ".join(names)
         # Names of its own: several functions of a module may be patched.
-        names_of = {kind: f"{_HOOK}_{kind}_{function.__qualname__.replace('.', '_')}" for kind in ("dispatch", "traced", "left")}
+        asked = {"dispatch": dispatch, "traced": traced, "left": _left_alone if part else None}
+        names_of = {kind: f"{_HOOK}_{kind}_{function.__qualname__.replace('.', '_')}" for kind in asked}
+        hooks = {names_of[kind]: value for kind, value in asked.items() if value is not None}
         unless = f"NotImplemented if {names_of['left']}.now else " if part else ""
-        block = (_BLOCK if traced is None else _BLOCK + _TRACED_BLOCK).format(
-            hook=_HOOK, arguments=arguments, unless=unless, **names_of
-        )
-        hooks = {names_of["dispatch"]: dispatch, names_of["left"]: _left_alone} | (
-            {} if traced is None else {names_of["traced"]: traced}
-        )
+        block = _BLOCK if traced is None else _BLOCK + _TRACED_BLOCK
+        block = block.format(hook=_HOOK, arguments=arguments, unless=unless, **names_of)
         expression = None
         if replace is not None:
             name = f"{_HOOK}_replaced_{function.__qualname__.replace('.', '_')}"

@@ -173,7 +173,10 @@ class Watch:
         """The verdict on an instance, if nothing has changed and its class says all about it; else ``None``. In one function, as
         a small step calls many for the first time since the last one, which takes as long as what they do."""
         _, is_all, verdict = self._last
-        return verdict if is_all(cls, own, part) else None
+        try:
+            return verdict if is_all(cls, own, part) else None
+        except AttributeError:  # something is missing, or no function
+            return None
 
     def _judged(self, cls: Any) -> Any:
         functions = self._find_own(cls) + self._find(self._places)  # first: what changes meanwhile is found by the next call

@@ -306,12 +306,12 @@ class Attending(nn.MessagePassing):
     """What no kernel computes, and calls what is patched."""
 
     def forward(self, x, edge_index):
-        return self.propagate(edge_index, x=x)
+        return self.propagate(edge_index, x=x, function=torch.abs)
 
-    def message(self, x_i, x_j, index, size_i):
+    def message(self, x_i, x_j, index, size_i, function):
         if x_j.sum() == 0:
             raise ZeroDivisionError
-        return softmax((x_i - x_j).abs(), index, num_nodes=size_i) * x_j
+        return softmax(function(x_i - x_j), index, num_nodes=size_i) * x_j
 
 
 def watched(monkeypatch):
@@ -356,3 +356,15 @@ def test_parts_are_asked_again_after_an_error(monkeypatch):
     assert not asked
     softmax(x[:, 0], torch.zeros(n, dtype=torch.long))
     assert asked
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_what_is_missing_is_missed_by_pyg(few, monkeypatch):
+    edge_index, n, _ = GRAPHS["random"]()
+    layer, x = nn.SimpleConv(), torch.randn(n, F)
+    monkeypatch.setitem(select.SMALL, "tiny cpu", select.Small(*(2 * [1 << 20 if few else -1])))
+    for _ in range(3):
+        layer(x, edge_index)
+    monkeypatch.delattr("torch_geometric.nn.aggr.base.scatter")
+    with pytest.raises(NameError, match="scatter"):
+        layer(x, edge_index)
