@@ -11,7 +11,6 @@ import functools
 import hashlib
 import inspect
 import linecache
-import textwrap
 import threading
 import weakref
 from collections.abc import Callable
@@ -20,20 +19,12 @@ from typing import Any
 
 _MISSING = object()
 
-# Put before the first statement of a patched function. TorchScript reads it and takes the original body, and so does torch.compile
-# where nothing else is there to be traced.
-_BLOCK = """\
-if not torch.jit.is_scripting():
-    if not torch.compiler.is_compiling():
-        {hook} = {unless}{dispatch}({arguments})
-        if {hook} is not NotImplemented:
-            return {hook}
-"""
-_TRACED_BLOCK = """\
-    else:
-        {hook} = {traced}({arguments})
-        if {hook} is not NotImplemented:
-            return {hook}
+# Before the first statement of a patched function, as Python runs and compilers trace it. TorchScript reads the source as it was.
+_ASKED = """\
+if {compiling}() is {when}:
+    {hook} = {asked}({arguments})
+    if {hook} is not NotImplemented:
+        return {hook}
 """
 _HOOK = "_gnnfast"
 _FILE = "<gnnfast "  # what the file names of patched code begin with
@@ -85,7 +76,7 @@ class Patches:
         self,
         function: FunctionType,
         source: str,
-        dispatch: Callable[..., Any],
+        dispatch: Callable[..., Any] | None,
         as_dict: bool = False,
         traced: Callable[..., Any] | None = None,
         replace: tuple[str, str, Callable[..., Any]] | None = None,
@@ -111,35 +102,40 @@ class Patches:
             arguments = f"{names[0]}, {names[1]}, {names[-1]}, {{{middle}}}"
         else:
             arguments = ", ".join(names)
-        # Names of its own: several functions of a module may be patched.
-        asked = {"dispatch": dispatch, "traced": traced, "left": _left_alone if part else None}
-        names_of = {kind: f"{_HOOK}_{kind}_{function.__qualname__.replace('.', '_')}" for kind in asked}
-        hooks = {names_of[kind]: value for kind, value in asked.items() if value is not None}
-        unless = f"NotImplemented if {names_of['left']}.now else " if part else ""
-        block = _BLOCK if traced is None else _BLOCK + _TRACED_BLOCK
-        block = block.format(hook=_HOOK, arguments=arguments, unless=unless, **names_of)
-        expression = None
-        if replace is not None:
-            name = f"{_HOOK}_replaced_{function.__qualname__.replace('.', '_')}"
-            otherwise = f"{replace[0]} if torch.compiler.is_compiling() else {name}({replace[1]})"
-            expression = replace[0], f"({replace[0]} if torch.jit.is_scripting() else {otherwise})"
-            hooks[name] = replace[2]
-        original, code = function.__code__, _inject(source, function, block, expression)
         import torch
 
-        added = [*hooks] if "torch" in function.__globals__ else [*hooks, "torch"]
+        hooks: dict[str, Any] = {}
+
+        def name_of(kind: str, value: Any) -> str:
+            name = f"{_HOOK}_{kind}_{function.__qualname__.replace('.', '_')}"  # several functions of a module may be patched
+            hooks[name] = value
+            return name
+
+        compiling = name_of("compiling", torch.compiler.is_compiling)
+        unless = f"NotImplemented if {name_of('left', _left_alone)}.now else " if part else ""
+        asked = [(False, unless, "dispatch", dispatch), (True, "", "traced", traced)]
+        blocks = [
+            _ASKED.format(compiling=compiling, when=when, hook=_HOOK, asked=f"{before}{name_of(kind, hook)}", arguments=arguments)
+            for when, before, kind, hook in asked
+            if hook is not None
+        ]
+        block, expression = "el".join(blocks), None
+        if replace is not None:
+            text, given, instead = replace
+            expression = text, f"{text} if {compiling}() else {name_of('replaced', instead)}({given})"
+        original, code = function.__code__, _inject(source, function, block, expression)
 
         def undo() -> None:
             if function.__code__ is code:
                 function.__code__ = original
             if function.__code__ is original:  # else it is somebody else's by now
-                for n in added:
-                    function.__globals__.pop(n, None)
+                for name in hooks:
+                    function.__globals__.pop(name, None)
             self._swapped.pop(function, None)
 
         self._undo.append(undo)
         self._swapped[function] = original
-        function.__globals__.update(hooks | {"torch": torch})
+        function.__globals__.update(hooks)
         function.__code__ = code
 
     def original(self, function: FunctionType) -> FunctionType:
@@ -208,25 +204,44 @@ def _inject(source: str, function: FunctionType, block: str, expression: tuple[s
 
 
 def _compile(source: str, function: FunctionType, block: str, expression: tuple[str, str] | None) -> CodeType:
-    node = find_function(source, function.__qualname__)
-    lines = source.splitlines(keepends=True)
-    first = node.body[0]
-    if ast.get_docstring(node) is not None and len(node.body) > 1:
-        first = node.body[1]
-    begin = min([node.lineno, *(d.lineno for d in node.decorator_list)]) - 1
-    head, rest = lines[begin : first.lineno - 1], "".join(lines[first.lineno - 1 : node.end_lineno])
+    """The code of a function with a block before its first statement, and an expression in place of another. Its lines keep their
+    numbers, by which TorchScript knows the overloads of a method, and are shown as they were."""
+    node: ast.stmt = find_function(source, function.__qualname__)
     if expression is not None:
-        if rest.count(expression[0]) != 1:
+        replace = _Replace(*expression)
+        node = replace.visit(node)
+        if replace.found != 1:
             raise Unknown(f"{expression[0]} does not stand once in {function.__qualname__}")
-        rest = rest.replace(*expression)
-    text = textwrap.dedent("".join(head) + textwrap.indent(block, " " * first.col_offset) + rest)
-    text = "\n" * begin + text  # the first line keeps its number, by which TorchScript knows the overloads of a method
-    file = f"{_FILE}{function.__module__}.{function.__qualname__}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    scope: dict[str, Any] = {}
-    # Annotations are evaluated in the function's own module; defaults and closures stay those of the function object.
-    exec(compile(text, file, "exec", dont_inherit=True), dict(function.__globals__), scope)
-    code: CodeType = scope[function.__name__].__code__
+    assert isinstance(node, ast.FunctionDef)
+    added, at = ast.parse(block).body, int(ast.get_docstring(node) is not None and len(node.body) > 1)
+    for statement in added:
+        for inner in ast.walk(statement):
+            ast.copy_location(inner, node.body[at])
+    node.body[at:at] = added
+    file, begin = (
+        f"{_FILE}{function.__module__}.{function.__qualname__}>",
+        min([node.lineno, *(d.lineno for d in node.decorator_list)]),
+    )
+    text = ["\n"] * (begin - 1) + source.splitlines(keepends=True)[begin - 1 : node.end_lineno]
+    linecache.cache[file] = (sum(map(len, text)), None, text, file)
+    defining = compile(ast.Module([node], []), file, "exec", dont_inherit=True)
+    code = next(code for code in defining.co_consts if isinstance(code, CodeType) and code.co_name == function.__name__)
     if code.co_freevars != function.__code__.co_freevars:
         raise Unknown(f"{function.__name__} closes over other names than its source shows")
     return code
+
+
+class _Replace(ast.NodeTransformer):
+    """Puts an expression in place of another, and counts how often."""
+
+    def __init__(self, text: str, instead: str) -> None:
+        self.wanted, self.instead, self.found = ast.dump(ast.parse(text, mode="eval").body), instead, 0
+
+    def visit(self, node: ast.AST) -> Any:
+        if not isinstance(node, ast.expr) or ast.dump(node) != self.wanted:
+            return self.generic_visit(node)
+        self.found += 1
+        new = ast.parse(self.instead, mode="eval").body
+        for inner in ast.walk(new):
+            ast.copy_location(inner, node)
+        return new

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from gnnfast.pyg import known
 from gnnfast.pyg.install import PATCHES
 from gnnfast.pyg.layers import make_gine_conv
-from gnnfast.pyg.loops import make_in_place
 from gnnfast.pyg.messages import RELU_FORMS
 from gnnfast.pyg.norm import make_normalising
 from gnnfast.pyg.verdict import message_of
@@ -55,7 +54,7 @@ WHY = {
 }
 
 # Those that leave most calls to propagate().
-_BEFORE_PROPAGATE = make_normalising, make_gine_conv, make_in_place
+_BEFORE_PROPAGATE = make_normalising, make_gine_conv, None
 
 
 class Row(NamedTuple):

@@ -19,8 +19,8 @@ from gnnfast.pyg import known
 from gnnfast.pyg.attention import make_gat_conv, make_gatv2_conv, make_transformer_conv
 from gnnfast.pyg.coefficients import make_agnn_conv, make_fa_conv
 from gnnfast.pyg.general import make_scatter
-from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG, make_gin_conv, make_gine_conv, make_layer, make_linear
-from gnnfast.pyg.loops import flipped, make_add_self_loops, make_in_place, make_remove_self_loops, make_side_by_side
+from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG, make_gin_conv, make_gine_conv, make_layer, product
+from gnnfast.pyg.loops import flipped, make_add_self_loops, make_remove_self_loops, make_side_by_side
 from gnnfast.pyg.negative_sampling import make_negative_sampling, make_sample
 from gnnfast.pyg.norm import make_gcn_norm, make_laplacian, make_normalising
 from gnnfast.pyg.pna import make_pna_conv
@@ -45,7 +45,7 @@ class Patch:
     module: str
     name: str
     known: tuple[str, ...]
-    make: Callable[[FunctionType], Callable[..., Any]]
+    make: Callable[[FunctionType], Callable[..., Any]] | None = None
     replace: tuple[str, str, Callable[..., Any]] | None = None
     part: bool = False
 
@@ -82,21 +82,27 @@ PATCHES = (
         "torch_geometric.nn.conv.dir_gnn_conv",
         "DirGNNConv.forward",
         ("328c56ca6259",),
-        make_in_place,
+        None,
         ("edge_index.flip([0])", "edge_index, self.conv_out", flipped),
     ),
     Patch("torch_geometric.nn.conv.gcn2_conv", "GCN2Conv.forward", ("174c2d924d12",), make_normalising),
     Patch("torch_geometric.nn.conv.lg_conv", "LGConv.forward", ("36b4be0dcedc",), make_normalising),
-    Patch("torch_geometric.nn.conv.mf_conv", "MFConv.forward", ("6cf5fea3e57f",), make_in_place),
+    Patch("torch_geometric.nn.conv.mf_conv", "MFConv.forward", ("6cf5fea3e57f",), None),
     Patch("torch_geometric.nn.conv.mixhop_conv", "MixHopConv.forward", ("b7982512c99a",), make_normalising),
     Patch("torch_geometric.nn.conv.ssg_conv", "SSGConv.forward", ("d7dd15bb214b", "f95c3a995a9f"), make_normalising),
     Patch("torch_geometric.nn.conv.tag_conv", "TAGConv.forward", ("340db079cbd4",), make_normalising),
-    Patch("torch_geometric.nn.dense.linear", "Linear.forward", ("c9e4758257f3",), make_linear),
+    Patch(
+        "torch_geometric.nn.dense.linear",
+        "Linear.forward",
+        ("c9e4758257f3",),
+        None,
+        ("F.linear(x, self.weight, self.bias)", "x, self", product),
+    ),
     Patch(
         "torch_geometric.nn.dense.linear",
         "HeteroLinear.forward",
         ("aba9ede97f03",),
-        make_in_place,
+        None,
         ("self.bias[type_vec]", "self.bias, type_vec, type_ptr", biases_of_types),
     ),
     Patch("torch_geometric.nn.dense.linear", "HeteroLinear.forward_naive", ("eac42818506e",), make_hetero_linear),
@@ -149,7 +155,8 @@ def _install_function(module: ModuleType, patch: Patch, patches: Patches, make_t
         raise Unknown(f"{patch.name} has fingerprint {found}, which is not a known one")
     original = patches.original(function)
     traced = None if make_traced is None else make_traced(original)
-    patches.add_dispatch(function, source, patch.make(original), traced=traced, replace=patch.replace, part=patch.part)
+    dispatch = None if patch.make is None else patch.make(original)
+    patches.add_dispatch(function, source, dispatch, traced=traced, replace=patch.replace, part=patch.part)
 
 
 def _install_propagate(module: ModuleType, patches: Patches, traced: Callable[..., Any]) -> None:

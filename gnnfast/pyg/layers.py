@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gnnfast import features, guards
 from gnnfast.cache import Sightings
@@ -114,7 +115,7 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
                 if not first:
                     return in_order(module, x, edge_index, *rest)
                 out = _in_parts(module, call, {} if at_size is None else {"size": size}, at_weight is not None, bool(form.root))
-            return torch.nn.functional.normalize(out, p=2.0, dim=-1) if form.unit and getattr(module, form.unit) else out
+            return functional.normalize(out, p=2.0, dim=-1) if form.unit and getattr(module, form.unit) else out
 
         return forward
 
@@ -385,31 +386,32 @@ def _in_parts(module: Any, call: _Call, kwargs: dict[str, Any], weighted: bool, 
     return out if call.root is None else out + call.root(call.x_dst)
 
 
-def make_linear(original: FunctionType) -> Callable[..., Any]:
-    """A dispatcher for ``Linear.forward(x)`` of PyG."""
+def product(x: Any, module: Any) -> Any:
+    """``F.linear(x, module.weight, module.bias)`` of PyG's Linear."""
+    weight, bias = module.weight, module.bias
+    plain = type(x) is Tensor and x.layout is _STRIDED  # of which most are hidden activations, or small
+    if plain and (x.requires_grad or tracing_state() is not None or x.numel() < features.MIN_ELEMENTS):
+        return functional.linear(x, weight, bias)
+    out = _multiplied(x, weight, bias, module)
+    return functional.linear(x, weight, bias) if out is None else out
 
-    def linear(module: Any, x: Any) -> Any:
-        if type(x) is not Tensor:
-            return NotImplemented
-        if x.layout is _STRIDED:
-            if x.requires_grad or tracing_state() is not None or x.numel() < features.MIN_ELEMENTS:
-                return NotImplemented  # at once: such are most calls
-            if not features.sighted(x, module, "product") or guards.context():
-                return NotImplemented
-        elif reason := guards.context() or features.unsupported(x):
-            fell_back("pyg Linear", reason)
-            return NotImplemented
-        weight, bias, place = module.weight, module.bias, "pyg Linear"
-        if not _fits(x, weight, bias):
-            return NotImplemented
-        if bias is not None and x.element_size() == 2 and x.layout is torch.strided:
-            return NotImplemented  # a bias added to rounded products rounds twice
-        out = _product(x, weight, module, place)
-        if out is None:
-            return NotImplemented
-        return out if bias is None else out + bias
 
-    return linear
+def _multiplied(x: Any, weight: Any, bias: Any, module: Any) -> Tensor | None:
+    """The product with features that are compressed; ``None``: torch's own."""
+    if type(x) is not Tensor:
+        return None
+    if x.layout is _STRIDED:
+        if not features.sighted(x, module, "product") or guards.context():
+            return None
+    elif reason := guards.context() or features.unsupported(x):
+        fell_back("pyg Linear", reason)
+        return None
+    if not _fits(x, weight, bias):
+        return None
+    if bias is not None and x.element_size() == 2 and x.layout is _STRIDED:
+        return None  # a bias added to rounded products rounds twice
+    out = _product(x, weight, module, "pyg Linear")
+    return out if out is None or bias is None else out + bias
 
 
 def make_gin_conv(original: FunctionType) -> Callable[..., Any]:
@@ -573,7 +575,7 @@ def _project(module: Any, lin: Any, x: Tensor, copies: bool) -> Tensor:
         return out
     if copies and torch.is_grad_enabled() and lin.weight.requires_grad:
         x = x.clone()
-    return torch.nn.functional.linear(x, lin.weight)
+    return functional.linear(x, lin.weight)
 
 
 def _num_dst(x_src: Tensor, x_dst: Any, size: Any) -> int:
