@@ -44,6 +44,9 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   // ends/ends.h
   m.def("gather_ends(Tensor row, Tensor a) -> Tensor");  // CUDA only
   m.def("combine_ends(Tensor row, Tensor column, Tensor a, Tensor b, int op) -> Tensor");
+  // loop_means/loop_means.h, CPU only
+  m.def("loop_means(Tensor edge_index, Tensor rows, int kept, int num_nodes) -> Tensor");
+  m.def("loop_means_backward(Tensor edge_index, Tensor grad, int kept, int num_nodes) -> Tensor");
   // edge_relu/edge_relu.h
   m.def("edge_relu(" GNNFAST_GRAPH ", Tensor x, Tensor w, bool train) -> (Tensor, Tensor)");
   m.def("edge_relu_backward(" GNNFAST_GRAPH ", Tensor kept, Tensor grad, bool need_w) -> (Tensor, Tensor)");

@@ -105,8 +105,8 @@ class Small(NamedTuple):
 # of compiled models, whose kernels the compiler fuses and may replay as a CUDA graph; on a CPU, of sums of messages of any code and
 # of attention with edge features; there, over a graph that is new, of features; of what is kept of a graph that is new on a GPU; on
 # a CPU, of those over any graph, where Python costs more than kernels save; of dot products alone there, whose kernels
-# win at every size, but nobody would notice where there are next to no edges; of attention there whose scores are linear in edge
-# features; and of compiled models there, where what the compiler makes of scattering is slower than kernels at every size.
+# win at every size, but nobody would notice where there are next to no edges; and of compiled models there, where what the compiler
+# makes is slower than kernels at every size, but for sums that it scatters.
 # Measured beside an H200 (benchmarks/NOTES.md, "What is left alone"): a GPU of less bandwidth takes as long for fewer bytes.
 SMALL = {
     "cuda": Small(110 << 20, 45 << 20),
@@ -117,8 +117,8 @@ SMALL = {
     "new cuda": Small(1 << 20, 1 << 20),
     "tiny cpu": Small(1 << 16, 1 << 16),
     "attention cpu": Small(1 << 12, 1 << 12),
-    "scored edges cpu": Small(1 << 15, -1),
     "compiled cpu": Small(-1, -1),
+    "compiled sums cpu": Small(1 << 19, 1 << 19),
 }
 ON_GPU = frozenset(where for where in SMALL if not where.endswith("cpu"))
 # Up to which, on a CPU, torch's own scatter is faster than a kernel over a graph that is already converted.

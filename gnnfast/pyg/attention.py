@@ -25,7 +25,7 @@ from gnnfast.pyg import bounded
 from gnnfast.pyg.adjacency import graph_of, incidence_of
 from gnnfast.pyg.known import replaced_in_attention
 from gnnfast.pyg.layers import is_product
-from gnnfast.pyg.loops import kept_edges, looped_graph, with_loops, with_self_loops
+from gnnfast.pyg.loops import looped_graph, prepare_loops, with_loops, with_self_loops
 from gnnfast.pyg.messages import DOT_ATTENTION, Message
 from gnnfast.pyg.small import parts_are_few
 from gnnfast.pyg.verdict import check_module
@@ -99,13 +99,10 @@ def is_first_and_small(module: Any, edge_index: Any, training: bool | None = Non
 
 
 def _is_small_gat(module: Any, edge_index: Any, edge_attr: Any) -> bool:
-    """The same for GATConv with edge features, which gains as much in training as without; what was met before must not decide in
-    checkpointing. On a CPU in training, of a graph that is tiny, whether it is new or not (250 edges, PyG's time over what is
-    served: 0.96, or 0.74 over new ones; left alone 0.94 of both)."""
-    if edge_attr is None or not isinstance(edge_index, Tensor) or saved_tensors_are_watched():
+    """The same for GATConv with edge features, which gains as much in training as without, and on a CPU at every size; what was met
+    before must not decide in checkpointing."""
+    if edge_attr is None or not isinstance(edge_index, Tensor) or edge_index.is_cpu or saved_tensors_are_watched():
         return False
-    if edge_index.is_cpu:
-        return _is_small(module, edge_index, of_cpu="scored edges cpu")
     return is_first_and_small(module, edge_index, False)
 
 
@@ -115,8 +112,7 @@ def _is_small_gatv2(module: Any, edge_index: Any, edge_attr: Any) -> bool:
 
 
 class OfEdges(NamedTuple):
-    """What a user gave for each edge, its ends and its features, and what of its graph is needed to use them: the ids of edges that
-    are no self loops in a layer that adds these; in TransformerConv the graph from edges to where they end."""
+    """What a user gave for each edge, its ends and its features, and in TransformerConv the graph from edges to where they end."""
 
     edge_index: Tensor
     attr: Tensor
@@ -287,7 +283,9 @@ def graph_of_layer(module: Any, pair: tuple[Tensor, Tensor], edge_index: Tensor,
 def _of_edges(parts: Parts, module: Any, edge_index: Tensor, edge_attr: Tensor, graph: Any) -> OfEdges:
     """Edge features and what they are used with. Raises Unsupported."""
     if parts.message is not DOT_ATTENTION:
-        return OfEdges(edge_index, edge_attr, kept_edges(edge_index, graph) if module.add_self_loops else None)
+        if module.add_self_loops:
+            prepare_loops(edge_index, graph, module.fill_value)
+        return OfEdges(edge_index, edge_attr)
     found = incidence_of(edge_index, graph, True)
     found.args(csc=torch.is_grad_enabled())
     return OfEdges(edge_index, edge_attr, found)
@@ -369,8 +367,15 @@ def _edge_scores(module: Any, given: OfEdges, graph: Any, looped: Tensor) -> Ten
     layer."""
     weight = edge_score_weight(module)
     if module.add_self_loops and module.fill_value == "mean":  # the scores of means are means of scores
-        return with_loops(torch.nn.functional.linear(given.columns, weight), given.found, graph, looped, "mean")
-    return torch.nn.functional.linear(with_loops(given.columns, given.found, graph, looped, module.fill_value), weight)
+        return with_loops(torch.nn.functional.linear(given.columns, weight), given.edge_index, graph, looped, "mean")
+    return torch.nn.functional.linear(_columns_with_loops(module, given, graph, looped), weight)
+
+
+def _columns_with_loops(module: Any, given: OfEdges, graph: Any, looped: Tensor) -> Tensor:
+    """The features of edges ``[E, D]``, also of the self loops that the layer adds."""
+    if not module.add_self_loops:
+        return given.columns
+    return with_loops(given.columns, given.edge_index, graph, looped, module.fill_value)
 
 
 def gatv2_operands(module: Any, x: Any, pair: Any) -> tuple[Tensor | None, Tensor, Tensor]:
@@ -395,7 +400,7 @@ def _gatv2(
     out: Tensor | None = None
     how: Any = dict(dropout=dropout_of(module), place=place)
     if fits and att.shape == (1, heads, width):
-        edge = None if given is None else module.lin_edge(with_loops(given.columns, given.found, graph, looped, module.fill_value))
+        edge = None if given is None else module.lin_edge(_columns_with_loops(module, given, graph, looped))
         out = execute.gatv2_attention(graph, right, left, att.view(-1), heads, module.negative_slope, edge=edge, **how)
     fused, alpha = out is not None, None
     if out is None or weights:

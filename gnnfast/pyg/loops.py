@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast import guards
+from gnnfast import _native, guards
 from gnnfast.cache import Sightings, cache, keep_if_captured, usable_later
 from gnnfast.dispatch import edges
 from gnnfast.dispatch.several import degrees
@@ -22,8 +22,12 @@ from gnnfast.pyg.known import replaced_in_loops
 from gnnfast.pyg.norm import keeps_to_itself
 from gnnfast.pyg.small import are_few, bounds
 from gnnfast.pyg.verdict import global_hooks, module_hooks
-from gnnfast.types import INDEX_DTYPES
+from gnnfast.types import INDEX_DTYPES, REORDERED
 from gnnfast.unsupported import Unsupported
+
+if _native.cpu.loaded:
+    from gnnfast.ops.loop_means import LOOP_MEANS
+    from gnnfast.ops.spmm import call
 
 _sightings = Sightings()
 
@@ -52,11 +56,6 @@ def make_add_self_loops(original: FunctionType) -> Callable[..., Any]:
         return _copy_of_kept(origin, ("self loops added", num_nodes), lambda: _made(original, origin, None, None, num_nodes))
 
     return add_self_loops
-
-
-def make_in_place(original: FunctionType) -> Callable[..., Any]:
-    """For a function of which only an expression is replaced, or what the compiler traces."""
-    return lambda *_: NotImplemented
 
 
 def flipped(edge_index: Any, layer: Any) -> Any:
@@ -208,13 +207,15 @@ def looped_graph(edge_index: Tensor, num_src: int, num_dst: int, listed: bool) -
     return found, found.edge_index if listed else edge_index
 
 
-def with_loops(rows: Tensor, kept: Tensor | None, graph: Graph, looped: Tensor, fill: Any) -> Tensor:
-    """``rows`` of a user's edges ``[E, D]`` as PyG lists edges: those ``kept``, and then those of the self loops that a layer adds
-    with its ``fill_value``."""
-    if kept is None:
-        return rows
-    rows = rows if kept.numel() == rows.shape[0] else rows.index_select(0, kept)
+def with_loops(rows: Tensor, edge_index: Tensor, graph: Listed, looped: Tensor, fill: Any) -> Tensor:
+    """``rows`` of a user's edges ``[E, D]`` as PyG lists edges: of those of ``edge_index`` that are no loops, and then of the self
+    loops that a layer adds with its ``fill_value``."""
     nodes = min(graph.num_src, graph.num_dst)
+    if not _needs_kept(edge_index, fill) and rows.dtype in REORDERED:
+        needs_grad = torch.is_grad_enabled() and rows.requires_grad
+        return call(LOOP_MEANS, needs_grad, (), edge_index, rows, looped.shape[1] - nodes, nodes)  # type: ignore[no-any-return]
+    kept = kept_edges(edge_index, graph)
+    rows = rows if kept.numel() == rows.shape[0] else rows.index_select(0, kept)
     if not isinstance(fill, str) or fill != "mean":
         from torch_geometric.utils.loop import compute_loop_attr
 
@@ -223,6 +224,16 @@ def with_loops(rows: Tensor, kept: Tensor | None, graph: Graph, looped: Tensor, 
     ends = edges.Ends(looped[1], looped[0], lambda: graph)
     sums = edges.reduce(torch.cat([rows, rows.new_zeros(nodes, rows.shape[1])]), ends, "sum")[:nodes]
     return torch.cat([rows, sums / others(graph, rows.dtype)])
+
+
+def prepare_loops(edge_index: Tensor, graph: Listed, fill: Any) -> None:
+    """What :func:`with_loops` will need. Raises Unsupported."""
+    if _needs_kept(edge_index, fill):
+        kept_edges(edge_index, graph)
+
+
+def _needs_kept(edge_index: Tensor, fill: Any) -> bool:
+    return edge_index.is_cuda or not isinstance(fill, str) or fill != "mean"
 
 
 def others(graph: Graph, dtype: torch.dtype) -> Tensor:

@@ -97,7 +97,7 @@ def _look(
         return None
     first = form.first
     passes = LOOPED_TIMES if form.normalised and own.get("add_self_loops") else 1
-    if is_small(edge_index, of_lin.shape[0] if first else x.fake.shape[1], x.fake.dtype, passes):
+    if is_small(edge_index, of_lin.shape[0] if first else x.fake.shape[1], x.fake.dtype, passes, passes == 1):
         return None
     if not first and x.fake.dtype in REORDERED and not autocast:
         grad, rows = torch.is_grad_enabled(), x_dst if isinstance(x_dst, Traced) else x

@@ -146,8 +146,9 @@ def _plan(
     except Unsupported as error:
         left(module, str(error))
         return None
-    width = math.prod(n for at, n in enumerate(x.fake.shape) if at != dim)
-    if is_small(edge_index, width, x.fake.dtype, 1 if verdict.reduce in LINEAR else EXTREMUM_TIMES):
+    width, linear = math.prod(n for at, n in enumerate(x.fake.shape) if at != dim), verdict.reduce in LINEAR
+    times, scatters = 1 if linear else EXTREMUM_TIMES, not torch.is_grad_enabled() or (linear and message.form not in RELU_FORMS)
+    if is_small(edge_index, width, x.fake.dtype, times, scatters):
         ran(verdict.place, *TOO_SMALL)
         return None
     # Weights that change their dtype or shape on the way are other tensors in each call.

@@ -29,6 +29,8 @@ EXTREMUM_TIMES, ATTENTION_TIMES, SOFTMAX_TIMES = 3, 2, 4
 STATISTICS_TIMES = {"max": EXTREMUM_TIMES, "min": EXTREMUM_TIMES, "var": 2, "std": 2}
 # And as many times where PyG adds self loops, which are not as many in each call, so that its code waits for the device.
 LOOPED_TIMES = 8
+# How often as many bytes the compiler scatters as fast by one thread on a CPU, which needs no atomic additions.
+ATOMICS_TIMES = 4
 USUAL_WIDTH = 64  # of layers that do not say theirs
 TOO_SMALL = "PyG's own", "too small to gain in compiled code"
 
@@ -168,12 +170,17 @@ def is_constant(weight: Any) -> bool:
     return weight is not None and weight.given and weight.kind is Tensor and not weight.fake.requires_grad
 
 
-def is_small(edge_index: Traced, width: Any, dtype: torch.dtype, times: int = 1) -> bool:
+def is_small(edge_index: Traced, width: Any, dtype: torch.dtype, times: int = 1, scatters: bool = False) -> bool:
     """Whether the compiler does as well with PyG's operations, which move rows of such a width so many ``times`` as often as those
-    of a sum, over a graph of the size that is met now. It does not bind the compiled code: with a bound for each width a model of
-    some layers would soon be traced more often than the compiler allows."""
-    nbytes = times * hint(edge_index.fake.shape[1]) * hint(width) * dtype.itemsize
-    return cannot_win(nbytes, torch.is_grad_enabled(), settings(), "compiled" if edge_index.fake.is_cuda else "compiled cpu")
+    of a sum, over a graph of the size that is met now; on a CPU more may be where it no more than ``scatters`` them. The size does
+    not bind the compiled code: with a bound for each width a model of some layers would soon be traced more often than the
+    compiler allows."""
+    training, nbytes = torch.is_grad_enabled(), times * hint(edge_index.fake.shape[1]) * hint(width) * dtype.itemsize
+    if edge_index.fake.is_cuda:
+        return cannot_win(nbytes, training, settings(), "compiled")
+    if torch.get_num_threads() == 1:
+        nbytes //= ATOMICS_TIMES
+    return cannot_win(nbytes, training, settings(), "compiled sums cpu" if scatters else "compiled cpu")
 
 
 def hint(size: Any) -> int:

@@ -236,7 +236,7 @@ differentiate_once(SOFTMAX_BACKWARD)
 def _with_loops(rows: Tensor, fill: float | None, *rest: Any) -> Tensor:
     edges = Edges(*rest)
     graph, looped = edges.looped
-    return edges.padded(with_loops(rows, kept_edges(edges.edge_index, graph), graph, looped, "mean" if fill is None else fill))
+    return edges.padded(with_loops(rows, edges.edge_index, graph, looped, "mean" if fill is None else fill))
 
 
 WITH_LOOPS = define(
