@@ -74,10 +74,11 @@ ADVICE = (
     (r"several edge types", "one edge type at a time: multi_update_all, g[etype], or dgl.to_homogeneous"),
     (r"torch\.compile is tracing", "leave the DGL model out of torch.compile"),
     (r"only some edges take part", "give edge_softmax all edges"),
+    (r"a Python function", "use built-in functions, such as dgl.function.u_mul_e and dgl.function.sum"),
     (r"reduce is '", "sum, mean, max and min are served"),
     (r"op is |reduce is |operands are of |at both ends",
-     "copy_u and u_mul_e with sum, mean, max, min, and u_dot_v are served; on a CPU copy_e, u_add_e, u_sub_e, u_add_v etc. too"),
-    (r"a Python function", "use built-in functions, such as dgl.function.u_mul_e and dgl.function.sum"),
+     "in update_all() copy_u and u_mul_e with sum, mean, max, min are served, on a CPU copy_e, u_add_e and u_sub_e too; "
+     "in apply_edges() u_dot_v, on a CPU u_add_v, u_sub_v, u_mul_v and u_div_v too"),
     (r"faster in DGL|are faster to train", "nothing to do: DGL is faster here"),
     (r" runs \w+( on|$)", "what it does to each row of one end alone costs less before message passing, a row for each node"),
     (r"message\(\) is not x_j", "gnnfast.profile() says what message() takes; x_j and edge_weight * x_j are served without it"),

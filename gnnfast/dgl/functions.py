@@ -24,6 +24,7 @@ from gnnfast.lazy.rows import Call, Key, Rows, User, are_few, existing, operatio
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import REDUCTIONS, REORDERED
 
+DEGREES, ROWS = "degree by degree", "over rows of edges"  # how DGL runs functions
 _ANY = Key(None)  # on a CPU nothing that was found out about a function decides whether it pays
 # What a function may have from around it, other than functions and modules: what its second run finds as its first did.
 _INERT = (Tensor, str, int, float, bool, torch.dtype, torch.device, type(None))
@@ -31,18 +32,26 @@ _INERT = (Tensor, str, int, float, bool, torch.dtype, torch.device, type(None))
 
 def place_of(func: Any) -> str:
     """Where a function is in the report: its layer, or its own name."""
+    func = _innermost(func)
     owner = getattr(func, "__self__", None)
     return f"dgl {type(owner).__name__ if isinstance(owner, torch.nn.Module) else _name_of(func)}"
 
 
+def _innermost(func: Any) -> Any:
+    while isinstance(func, functools.partial):
+        func = func.func
+    return func
+
+
 def _name_of(func: Any) -> str:
-    return getattr(func, "__qualname__", type(func).__name__)
+    return getattr(_innermost(func), "__qualname__", type(func).__name__)
 
 
-def count(func: Any, how: str) -> None:
+def count(func: Any, how: str, g: Any) -> None:
     """Reports that DGL's own code runs a function."""
     if not _is_filter(func):
-        fell_back(place_of(func), f"{_name_of(func)} is a Python function, which runs {how}")
+        why = "too small to gain" if _too_small(g, how == DEGREES) else f"a Python function, which runs {how}"
+        fell_back(place_of(func), f"{_name_of(func)} is {why}")
 
 
 def _is_filter(func: Any) -> bool:
@@ -62,7 +71,7 @@ def make_invoke_udf_reduce(original: Any) -> Any:
             found = batch.attempt(call, lambda: mailbox.run(func, graph, msgdata, call))
             if found is not None:
                 return found[0]
-        count(func, "degree by degree")
+        count(func, DEGREES, graph)
         return original(graph, func, msgdata, orig_nid=orig_nid)
 
     return invoke_udf_reduce
@@ -83,7 +92,7 @@ def make_invoke_edge_udf(original: Any) -> Any:
                 if seen:
                     ran(call.place, "rows of edges", seen)
                 return found[0]
-        count(func, "over rows of edges")
+        count(func, ROWS, graph)
         return original(graph, eid, etype, func, orig_eid=orig_eid) if batch is None else func(batch.edges(None, orig_eid))
 
     return invoke_edge_udf
@@ -251,21 +260,26 @@ def _batch(g: Any, functions: list[Any], by_degree: bool = False) -> _Batch | No
     """The edges of a graph, if functions that run on them, or on messages ``by_degree``, may gain."""
     gidx, of_edges = g._graph, g._edge_frames
     num_edges, is_cuda = of_edges[0].num_rows, hasattr(type(gidx), "ends")
-    if len(of_edges) > 1 or not num_edges or are_few(num_edges, is_cuda):
-        return None
-    row_bytes = 0 if by_degree else _widest_row(g)
-    if not (by_degree or is_cuda or pays(_ANY, num_edges, row_bytes, False)):
+    if len(of_edges) > 1 or _too_small(g, by_degree):
         return None
     if torch.compiler.is_compiling() or guards.context() or torch.is_autocast_enabled("cuda" if is_cuda else "cpu"):
         return None
     reducer = functions[0] if by_degree else None  # what it keeps nobody could read
     users = tuple(user for user in (_user(f, f is not reducer) for f in functions) if user is not None)
-    if len(users) < len(functions) or (is_cuda and not by_degree and not pays(users[0].key, num_edges, row_bytes, True)):
+    if len(users) < len(functions) or (is_cuda and not by_degree and not pays(users[0].key, num_edges, _widest_row(g), True)):
         return None
     if not known(gidx).single(gidx) or sized(gidx).too_large:
         return None
     graph = structure(gidx)
     return _Batch(g, users, place_of(functions[0]), graph) if graph.device.type in ("cpu", "cuda") else None
+
+
+def _too_small(g: Any, by_degree: bool) -> bool:
+    """Whether a graph has so few edges that no function on them gains."""
+    num_edges, is_cuda = g._edge_frames[0].num_rows, hasattr(type(g._graph), "ends")
+    if not num_edges or are_few(num_edges, is_cuda):
+        return True
+    return not (by_degree or is_cuda or pays(_ANY, num_edges, _widest_row(g), False))
 
 
 def _widest_row(g: Any) -> int:

@@ -280,7 +280,7 @@ def reduce_products(
     # DGL's gradient of an infinite product is 0 times what is infinite.
     trained = weight is not None and torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad)
     empty = empty_of(graph, reduce, finite and not trained)
-    out = execute.aggregate(graph, x, weight, reduce, place=place, ties="first", empty=empty, owner=known(gidx).key)
+    out = execute.aggregate(graph, x, weight, reduce, place=place, ties="first", empty=empty, owner=known(gidx).shared_key())
     out = out if x is features else out.view(graph.num_dst, *features.shape[1:])
     return without_infinity(out) if finite and trained else out
 

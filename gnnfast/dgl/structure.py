@@ -25,10 +25,16 @@ FEW_EDGES = 1 << 18
 MOST_ON_HOST = 1 << 20  # edges up to which the host counts what a graph on a GPU is asked for: it need not wait
 
 
+class _Shared:
+    """What indices of the same edges have in common: the ``key``, an empty tensor, by which the cache knows them."""
+
+    key: Tensor | None = None
+
+
 class Known:
     """What is known of an index: whether it has one edge type, once that was asked for (:meth:`single`), and if so, once
-    :func:`sized`, its device and sizes, and whether these are more than kernels can count to. ``key`` is an empty tensor that lives
-    as long as an index of these edges, ``flipped`` or not; ``calls`` counts the ops that were asked for; ``starves`` says whether a
+    :func:`sized`, its device and sizes, and whether these are more than kernels can count to. ``shared`` lives as long as an index
+    of these edges, ``flipped`` or not; ``calls`` counts the ops that were asked for; ``starves`` says whether a
     destination has no in-edges, once that was asked for (:func:`starves`). To know nothing costs nothing: most indices of
     mini-batches meet one op, which is left to DGL."""
 
@@ -36,7 +42,6 @@ class Known:
     num_src = num_dst = num_edges = num_etypes = -1
     device = ""
     too_large = False
-    key: Tensor | None = None
     starves: bool | None = None
 
     @functools.cached_property
@@ -48,12 +53,17 @@ class Known:
             self.num_etypes = gidx.number_of_etypes()
         return self.num_etypes == 1
 
+    @functools.cached_property
+    def shared(self) -> _Shared:
+        return _Shared()
+
     def shared_key(self) -> Tensor:
-        if self.key is None:
+        shared = self.shared
+        if shared.key is None:
             # Inference tensors have no version, and the cache keeps nothing for them.
             with usable_later():
-                self.key = torch.empty(0)
-        return self.key
+                shared.key = torch.empty(0)
+        return shared.key
 
     def size(self, gidx: Any) -> None:
         source, target = gidx.metagraph.find_edge(0)
@@ -65,8 +75,7 @@ class Known:
         self.num_edges = edges  # last: it says that the others are there
 
     def reverse(self) -> Known:
-        self.shared_key()
-        other, own = Known(), dict(self.__dict__)  # at once: another thread may be about to size it
+        other, own = Known(), {"shared": self.shared, **self.__dict__}  # at once: another thread may be about to size it
         sizes = {"num_src": own.get("num_dst", -1), "num_dst": own.get("num_src", -1)}
         other.__dict__.update(own, flipped=not own.get("flipped", False), starves=None, **sizes)
         return other

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
 from graphs import GRAPHS, relative_error
 
 import gnnfast
+from gnnfast.lazy.rows import FEW_ON_CPU
 
 dgl = pytest.importorskip("dgl")
 import dgl.function as fn  # noqa: E402
@@ -82,7 +84,7 @@ def test_layer(name, graph, idtype):
         w = torch.rand(edge_index.shape[1])
         report = compare(lambda x, w: layer(g, x, edge_weight=w), x, w)
         # Normalising the weights sums edge features, and multiplies them in a Python function.
-        found = {p for p, reason in report.fallbacks if "a Python function" not in reason}
+        found = {p for p, _ in report.fallbacks if "<lambda>" not in p}
         assert found <= {"dgl copy_e_sum", "dgl copy_e"}
 
 
@@ -260,6 +262,29 @@ def test_functions_that_are_not_built_in_are_counted():
     gnnfast.clear_report()
     g.filter_edges(lambda edges: torch.ones(len(edges)).bool())
     assert not gnnfast.report().fallbacks  # no message passing
+
+
+def test_functions_over_few_edges_are_said_to_be_small(monkeypatch):
+    monkeypatch.setattr("gnnfast.lazy.rows.FEW_ON_CPU", FEW_ON_CPU)
+
+    def scaled(nodes, k):
+        return {"o": nodes.mailbox["m"].sum(1) * k}
+
+    g = dgl.graph(([0, 1, 2], [1, 2, 0]))
+    g.ndata["h"] = torch.randn(3, 4)
+    g.update_all(lambda edges: {"m": edges.src["h"]}, functools.partial(scaled, k=2))
+    reasons = {place.rpartition(".")[2]: reason for place, reason in gnnfast.report().fallbacks}
+    assert reasons.keys() == {"<lambda>", "scaled"}
+    assert all(reason.endswith(" is too small to gain") for reason in reasons.values())
+    assert "100% too small to gain" in gnnfast.report().headline()
+
+
+def test_what_is_served_around_a_function_without_operations_needs_no_reason():
+    g = make("random")
+    g.edata["f"] = torch.randn(g.num_edges(), F)
+    g.update_all(lambda edges: {"m": edges.data["f"]}, dgl.function.sum("m", "o"))
+    (note,) = gnnfast.report().notes()
+    assert note.why == "served in part, message() makes rows of edges"
 
 
 def test_several_edge_types_at_once_are_counted():

@@ -481,7 +481,7 @@ def test_normalisation_is_kept_with_the_graph_and_dies_with_it(device):
     entries = len(cache)
     first(g, x).sum().backward()
     assert len(cache) == entries and cache.nbytes
-    key = weakref.ref(g._graph._gnnfast.key)
+    key = weakref.ref(g._graph._gnnfast.shared.key)
     del g
     gc.collect()
     assert key() is None and len(cache) == 0
