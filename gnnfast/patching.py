@@ -218,10 +218,8 @@ def _compile(source: str, function: FunctionType, block: str, expression: tuple[
         for inner in ast.walk(statement):
             ast.copy_location(inner, node.body[at])
     node.body[at:at] = added
-    file, begin = (
-        f"{_FILE}{function.__module__}.{function.__qualname__}>",
-        min([node.lineno, *(d.lineno for d in node.decorator_list)]),
-    )
+    file = f"{_FILE}{function.__module__}.{function.__qualname__}>"
+    begin = min([node.lineno, *(d.lineno for d in node.decorator_list)])
     text = ["\n"] * (begin - 1) + source.splitlines(keepends=True)[begin - 1 : node.end_lineno]
     linecache.cache[file] = (sum(map(len, text)), None, text, file)
     defining = compile(ast.Module([node], []), file, "exec", dont_inherit=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
+import operator
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import CodeType
 
 import forked
 import pytest
@@ -43,6 +47,29 @@ def places(output: str) -> list[str]:
 def test_import_order_pyg(before, run_python):
     code = "import gnnfast\n" + USE_PYG if before else USE_PYG + "import gnnfast\nconv(x, ei)\n"
     assert places(run_python(code + SHOW, apart=True)) == ["pyg SAGEConv"]
+
+
+@has_pyg
+def test_patched_functions_show_their_source():
+    """To users, debuggers and TorchScript: what is added is in their code alone, and its lines are those of the source."""
+    from gnnfast.patching import is_dispatched
+    from gnnfast.pyg.install import PATCHES
+
+    def shown() -> dict[str, tuple[str, int, int]]:
+        functions = {p.name: inspect.unwrap(operator.attrgetter(p.name)(importlib.import_module(p.module))) for p in PATCHES}
+        on = gnnfast.is_enabled()
+        assert all(is_dispatched(function) == on for function in functions.values())
+        return {name: (inspect.getsource(f), f.__code__.co_firstlineno, last_line(f.__code__)) for name, f in functions.items()}
+
+    def last_line(code: CodeType) -> int:
+        return max(line for *_, line in code.co_lines() if line is not None)
+
+    patched = shown()
+    gnnfast.disable()
+    try:
+        assert shown() == patched
+    finally:
+        gnnfast.enable()
 
 
 @has_dgl
