@@ -88,7 +88,7 @@ class Patches:
             function: a plain function. Patching it again is a no-op.
             source: its source, or that of its module.
             dispatch: takes the parameters by position; with ``as_dict`` as ``(first, second, last, {name: value, ...})`` where
-                the dictionary holds the parameters in between.
+                the dictionary holds the parameters in between. If not given, only compilers and ``replace`` make a difference.
             traced: what ``torch.compile`` traces in place of ``dispatch``; if not given, the original body.
             replace: ``(text, arguments, callable)``: an expression that stands once in the body, and what computes it instead from
                 these arguments, but for a compiler or TorchScript.

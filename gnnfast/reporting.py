@@ -96,11 +96,8 @@ class Report:
         for (place, kernel, reason), calls in self.kernels.items():
             own = words.own_code(kernel)
             if own:
-                found.append(
-                    Note(
-                        place, calls, of[place], f"served in part, {own}" + (f": {reason}" if reason else ""), words.advice(reason)
-                    )
-                )
+                why = f"served in part, {own}: {reason}" if reason else f"served in part, {own}"
+                found.append(Note(place, calls, of[place], why, words.advice(reason)))
         small, converted, scattered = (self._by_place(reason) for reason in (words.SMALL, words.CONVERTED, words.SCATTERED))
         for place, calls in small.items():
             advice = "larger batches; gnnfast.capture for a step on a fixed graph on a GPU"

@@ -12,7 +12,7 @@
 
 namespace gnnfast {
 
-// Which edges are no loops, counted by chunks, and a copy of each chunk's place in the list of these.
+// The edges that are no loops, and at which of these each chunk of edges begins.
 template <class I>
 class Listed {
  public:
