@@ -117,6 +117,7 @@ SMALL = {
     "new cuda": Small(1 << 20, 1 << 20),
     "tiny cpu": Small(1 << 16, 1 << 16),
     "attention cpu": Small(1 << 12, 1 << 12),
+    "softmax cpu": Small(1 << 17, 1 << 17),
     "compiled cpu": Small(-1, -1),
     "compiled sums cpu": Small(1 << 19, 1 << 19),
 }

@@ -176,8 +176,9 @@ def _(row: Tensor, column: Tensor) -> Tensor:
 
 
 @torch.library.register_fake("gnnfast::loops_listed")
-def _(edge_index: Tensor, num_nodes: int) -> Tensor:
-    return edge_index.new_empty(2, torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
+def _(edge_index: Tensor, num_nodes: int, remove: bool = True) -> Tensor:
+    size = torch.library.get_ctx().new_dynamic_size() if remove else edge_index.shape[1] + num_nodes
+    return edge_index.new_empty(2, size, dtype=torch.int64)
 
 
 @torch.library.register_fake("gnnfast::coo_to_formats")

@@ -19,6 +19,7 @@ from gnnfast.pyg.adjacency import graph_of
 from gnnfast.pyg.attention import OVERRIDES, after_dropout, check_tensors, dropout_of, graph_of_layer
 from gnnfast.pyg.known import replaced_in_attention, replaced_in_layer
 from gnnfast.pyg.layers import normalise
+from gnnfast.pyg.small import is_new_and_tiny
 from gnnfast.pyg.verdict import check_steps
 from gnnfast.reporting import ran
 from gnnfast.unsupported import Unsupported
@@ -92,7 +93,7 @@ def make_fa_conv(original: FunctionType) -> Callable[..., Any]:
 
     def fa_conv(module: Any, x: Any, x_0: Any, edge_index: Any, edge_weight: Any, weights: Any) -> Any:
         place = f"pyg {type(module).__name__}"
-        if _is_small(x, edge_index):
+        if _is_small(x, edge_index) or is_new_and_tiny(x, edge_index, module):
             return NotImplemented  # propagate says so
         try:
             _check_simple(known, module, x, edge_index)

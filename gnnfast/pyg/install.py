@@ -53,7 +53,7 @@ class Patch:
 PATCHES = (
     # What classes run whose source PyG cannot read, so that it generates none for them.
     Patch(MESSAGE_PASSING, "MessagePassing.propagate", ("3e74443a6625",), make_generic, part=True),
-    Patch("torch_geometric.nn.conv.gcn_conv", "gcn_norm", ("13eadb05c985",), make_gcn_norm, part=True),
+    Patch("torch_geometric.nn.conv.gcn_conv", "gcn_norm", ("13eadb05c985",), make_gcn_norm),
     Patch("torch_geometric.nn.conv.gcn_conv", "GCNConv.forward", ("19639c7f1d56",), make_layer(GCN)),
     Patch("torch_geometric.nn.conv.gat_conv", "GATConv.forward", ("1d60274e9980", "0f8e29270a5a"), make_gat_conv),
     Patch("torch_geometric.nn.conv.gatv2_conv", "GATv2Conv.forward", ("7a7e1736871b", "2d023744c9ab"), make_gatv2_conv),
@@ -114,9 +114,9 @@ PATCHES = (
     ),
     Patch("torch_geometric.utils._negative_sampling", "sample", ("d219ea561321",), make_sample),
     Patch("torch_geometric.utils._scatter", "scatter", ("b1128e34b90a", "7626d94c6de9", "ede961baa469"), make_scatter, part=True),
-    Patch("torch_geometric.utils._softmax", "softmax", ("5ecf982d48a1", "55544420bbc1"), make_softmax, part=True),
-    Patch("torch_geometric.utils.loop", "remove_self_loops", ("12c556171121",), make_remove_self_loops, part=True),
-    Patch("torch_geometric.utils.loop", "add_self_loops", ("5f60298e16ef",), make_add_self_loops, part=True),
+    Patch("torch_geometric.utils._softmax", "softmax", ("5ecf982d48a1", "55544420bbc1"), make_softmax),
+    Patch("torch_geometric.utils.loop", "remove_self_loops", ("12c556171121",), make_remove_self_loops),
+    Patch("torch_geometric.utils.loop", "add_self_loops", ("5f60298e16ef",), make_add_self_loops),
     Patch("torch_geometric.utils.hetero", "construct_bipartite_edge_index", ("cd4caf550aa6",), make_side_by_side, part=True),
     Patch("torch_geometric.utils._spmm", "spmm", ("21242ae8226b", "6084961fda11"), make_spmm, part=True),
 )

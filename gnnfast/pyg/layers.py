@@ -30,7 +30,7 @@ from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.known import is_linear
 from gnnfast.pyg.messages import GINE
 from gnnfast.pyg.norm import make_normalising, normalised, sharing
-from gnnfast.pyg.small import are_few, bounds, is_new_and_few, most_ids, remember
+from gnnfast.pyg.small import are_few, bounds, is_new_and_few, is_new_and_tiny, most_ids, remember
 from gnnfast.pyg.verdict import CALLED, check_module, module_hooks, reduction_of, served, watch_of
 from gnnfast.reporting import fell_back, ran
 from gnnfast.stream import is_capturing
@@ -92,10 +92,12 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
     def make(original: FunctionType) -> Callable[..., Any]:
         known, names = class_of(original), list(inspect.signature(original).parameters)[3:]
         at_weight, at_size = (names.index(n) if n in names else None for n in ("edge_weight", "size"))
-        in_order = make_normalising(original) if form.normalised and not form.first else lambda *_: NotImplemented
+        in_order = make_normalising(original, False) if form.normalised and not form.first else lambda *_: NotImplemented
 
         def forward(module: Any, x: Any, edge_index: Any, *rest: Any) -> Any:
             if (_has_kept_few(module) if form.normalised else _is_few(module, x, edge_index)) or guards.context():
+                return NotImplemented
+            if form.hops and is_new_and_tiny(x, edge_index, module):
                 return NotImplemented
             weight, size = (None if at is None else rest[at] for at in (at_weight, at_size))
             parts = parts_of(form, known, module, at_weight is not None)

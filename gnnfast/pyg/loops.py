@@ -17,6 +17,7 @@ from gnnfast.dispatch import edges
 from gnnfast.dispatch.several import degrees
 from gnnfast.graph import Graph
 from gnnfast.patching import class_of, is_dispatched
+from gnnfast.pyg import listed
 from gnnfast.pyg.adjacency import Listed
 from gnnfast.pyg.known import replaced_in_loops
 from gnnfast.pyg.norm import keeps_to_itself
@@ -36,8 +37,10 @@ def make_remove_self_loops(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``remove_self_loops(edge_index, edge_attr)``."""
 
     def remove_self_loops(edge_index: Any, edge_attr: Any) -> Any:
-        if edge_attr is not None or _is_left(edge_index) or not _is_known(edge_index):
+        if edge_attr is not None:
             return NotImplemented
+        if _is_left(edge_index) or not _is_known(edge_index):
+            return _listed(edge_index, 0, True)
         return _copy_of_kept(edge_index, "no self loops", lambda: _made(original, edge_index))
 
     return remove_self_loops
@@ -50,12 +53,24 @@ def make_add_self_loops(original: FunctionType) -> Callable[..., Any]:
         if edge_attr is not None or type(num_nodes) not in (int, type(None)):
             return NotImplemented
         if _is_left(edge_index) or not _is_known(edge_index):
-            return NotImplemented
+            return _listed(edge_index, num_nodes, False)
         origin = cache.origin(edge_index)
         origin = edge_index if origin is None else origin
         return _copy_of_kept(origin, ("self loops added", num_nodes), lambda: _made(original, origin, None, None, num_nodes))
 
     return add_self_loops
+
+
+def _listed(edge_index: Any, num_nodes: int | None, remove: bool) -> Any:
+    """What the two functions return, without attributes, of edges of which nothing is kept."""
+    if replaced_in_loops():
+        return NotImplemented
+    if num_nodes is None:
+        if type(edge_index) is not Tensor or not edge_index.is_cpu or guards.context():
+            return NotImplemented
+        num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
+    made = listed.loops(edge_index, num_nodes, remove)
+    return made if made is NotImplemented else (made, None)
 
 
 def flipped(edge_index: Any, layer: Any) -> Any:
@@ -123,7 +138,7 @@ def with_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
     """What the two functions make of an ``edge_index`` one after the other."""
     with usable_later():
         if edge_index.is_cpu:
-            return torch.ops.gnnfast.loops_listed.default(edge_index, num_nodes)  # type: ignore[no-any-return]
+            return torch.ops.gnnfast.loops_listed.default(edge_index, num_nodes, True)  # type: ignore[no-any-return]
         loops = torch.arange(num_nodes, device=edge_index.device)
         return torch.cat([edge_index[:, edge_index[0] != edge_index[1]], torch.stack([loops, loops])], 1)
 

@@ -3,13 +3,13 @@
 Layers build a new ``edge_index`` with self loops and new weights in every forward pass. To use the same tensors again saves that
 work and, as they are the same objects, lets the graph cache find their CSR. Whoever can keep what ``gcn_norm`` returns, or write
 into it, gets copies: only a layer whose forward pass lets nobody see it shares what is remembered. If it only sums over the graph,
-that is made in one operation (:mod:`gnnfast.ops.gcn_norm`), whose loops are not listed as PyG lists them.
+that is made in one operation (:mod:`gnnfast.ops.gcn_norm`), which on a GPU does not list loops as PyG lists them. On a CPU one
+operation lists everything that is made here as PyG does (:mod:`gnnfast.pyg.listed`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import math
 import threading
@@ -25,12 +25,12 @@ from gnnfast.cache import Sightings, cache, is_constant, keep_if_captured, usabl
 from gnnfast.graph import Graph, ids
 from gnnfast.graph.checks import MOST_EDGES, MOST_NODES, saved_tensors_are_watched
 from gnnfast.patching import class_of, is_dispatched
-from gnnfast.pyg import known
+from gnnfast.pyg import known, listed
 from gnnfast.pyg.adjacency import Listed, running
-from gnnfast.pyg.small import are_few
+from gnnfast.pyg.small import are_few, is_new_and_tiny
 from gnnfast.pyg.verdict import check_module
 from gnnfast.reporting import ran
-from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES
+from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, REORDERED
 from gnnfast.unsupported import Unsupported
 
 _PLACE = "pyg gcn_norm"
@@ -114,9 +114,10 @@ def normalised(
         # PyG weighs loops by `improved` only where edges have weights.
         fill = (2.0 if improved and edge_weight is not None else 1.0) if add_self_loops else None
         to_target = flow == "source_to_target"
+        make = _ops.gcn_norm_coo.default if is_cuda or dtype not in REORDERED else _ops.gcn_norm_listed.default
 
         def build() -> Any:
-            made, weight = _ops.gcn_norm_coo.default(edge_index, edge_weight, num_nodes, fill, to_target, dtype)
+            made, weight = make(edge_index, edge_weight, num_nodes, fill, to_target, dtype)
             return _Normed(made, weight, num_nodes, to_target) if add_self_loops else weight
 
         try:
@@ -128,6 +129,13 @@ def normalised(
         keep_if_captured(found)
     ran(_PLACE, "in one operation", "for sums that nobody else sees")
     return (found.edge_index, found.weight, found) if add_self_loops else (edge_index, found, None)
+
+
+def _listed(*arguments: Any) -> Any:
+    made = listed.gcn_norm(*arguments)
+    if made is not NotImplemented:
+        ran(_PLACE, "in one operation", "with the bits of PyG's")
+    return made
 
 
 _FLOWS = ("source_to_target", "target_to_source")
@@ -142,7 +150,7 @@ def make_gcn_norm(original: FunctionType) -> Any:
         shares, _state.edge_index = _state.edge_index is edge_index, None
         arguments = (num_nodes, improved, add_self_loops, flow, dtype)
         if not shares and _is_left(edge_index, edge_weight):
-            return NotImplemented
+            return NotImplemented if known.replaced_in_norm() else _listed(edge_index, edge_weight, *arguments)
         if shares and _state.sums and not guards.context():
             made = normalised(edge_index, edge_weight, *arguments)
             if made is not None:
@@ -157,7 +165,7 @@ def make_gcn_norm(original: FunctionType) -> Any:
                 with contextlib.suppress(IndexError, RuntimeError):  # PyG raises its own, or counts negative ids from the end
                     anew = _weighed_anew(edge_index, edge_weight, *arguments)
             if anew is None:
-                return NotImplemented
+                return _listed(edge_index, edge_weight, *arguments)
             ran(_PLACE, "remembered structure", "the weights are new, or require a gradient")
             normed, weight = anew
             if shares or normed is edge_index:
@@ -166,8 +174,11 @@ def make_gcn_norm(original: FunctionType) -> Any:
             cache.add_copy(copy, normed)
             return copy, weight
 
-        key = "gcn_norm", *arguments
-        return _remembered(edge_index, edge_weight, key, shares, _PLACE, lambda: original(edge_index, edge_weight, *arguments))
+        def make() -> Any:
+            made = listed.gcn_norm(edge_index, edge_weight, *arguments)
+            return original(edge_index, edge_weight, *arguments) if made is NotImplemented else made
+
+        return _remembered(edge_index, edge_weight, ("gcn_norm", *arguments), shares, _PLACE, make)
 
     return gcn_norm
 
@@ -234,11 +245,17 @@ def make_laplacian(original: FunctionType) -> Any:
     def laplacian(
         module: Any, edge_index: Any, num_nodes: Any, edge_weight: Any, normalization: Any, lambda_max: Any, dtype: Any, batch: Any
     ) -> Any:
-        key, arguments = ("laplacian", num_nodes, normalization, lambda_max, dtype), (normalization, lambda_max, dtype, batch)
+        key, arguments = ("laplacian", num_nodes, normalization, lambda_max, dtype), (normalization, lambda_max, dtype)
+
+        def make() -> Any:
+            given = edge_index, num_nodes, edge_weight, *arguments
+            made = NotImplemented if known.replaced_in_laplacian() else listed.laplacian(*given)
+            return original(module, *given, batch) if made is NotImplemented else made
+
         if edge_index is not None and _state.passing is edge_index:
             _state.passing = None
             _sightings.again(edge_index if edge_weight is None else edge_weight, key)
-            made = original(module, edge_index, num_nodes, edge_weight, *arguments)
+            made = make()
             running.passing = made[0]
             return made
         shares, _state.edge_index = _state.edge_index is edge_index, None
@@ -249,12 +266,10 @@ def make_laplacian(original: FunctionType) -> Any:
         if _are_watched():
             return NotImplemented
         if not _sightings.again(edge_index if edge_weight is None else edge_weight, key):
-            made = original(module, edge_index, num_nodes, edge_weight, *arguments)
+            made = make()
             running.passing = made[0] if shares else None
             return made
-        place = f"pyg {type(module).__name__}"
-        make = functools.partial(original, module, edge_index, num_nodes, edge_weight, *arguments)
-        return _remembered(edge_index, edge_weight, key, shares, place, make)
+        return _remembered(edge_index, edge_weight, key, shares, f"pyg {type(module).__name__}", make)
 
     return laplacian
 
@@ -324,9 +339,9 @@ ROW_BYTES = 16  # of an edge: PyG's own takes 60 us and a few ns an edge, to kee
 _sightings = Sightings()
 
 
-def make_normalising(original: FunctionType) -> Callable[..., Any]:
+def make_normalising(original: FunctionType, asks: bool = True) -> Callable[..., Any]:
     """A dispatcher for the ``forward(x, edge_index, ...)`` of a layer that begins by calling ``gcn_norm``, or a ``__norm__`` of its
-    own: it shares the result where nothing but PyG's own code can see it."""
+    own: it shares the result where nothing but PyG's own code can see it, and the graph is not new and tiny, if it ``asks``."""
     cls, position = class_of(original), list(inspect.signature(original).parameters).index("edge_index")
     of_its_own = hasattr(cls, "__norm__")
 
@@ -334,14 +349,17 @@ def make_normalising(original: FunctionType) -> Callable[..., Any]:
         module = arguments[0]
         if not module.__dict__.get("normalize", True):
             return NotImplemented  # the next call of gcn_norm would be somebody else's
-        if of_its_own and _is_left(arguments[position], None, "layer"):
-            return passing(arguments[position], original, *arguments)
+        edge_index = arguments[position]
+        if of_its_own and _is_left(edge_index, None, "layer"):
+            return passing(edge_index, original, *arguments)
+        if asks and not of_its_own and is_new_and_tiny(arguments[1], edge_index, module):
+            return NotImplemented
         reduce = "" if guards.context() else keeps_to_itself(module, cls)
         if not reduce or not is_dispatched(getattr(cls, "__norm__", None) or original.__globals__.get("gcn_norm")):
             return NotImplemented  # somebody else's would see what is shared
         # APPNP draws a number for each edge that is listed.
         sums = reduce == "sum" and not (module.training and module.__dict__.get("dropout"))
-        return sharing(arguments[position], sums, original, *arguments)
+        return sharing(edge_index, sums, original, *arguments)
 
     return forward
 

@@ -42,7 +42,9 @@ def propagate(
 ) -> Any:
     """Stands in for the ``original`` ``propagate`` that PyG generates for a class. Returns ``NotImplemented`` to let it run."""
     bound = bounds.get(id(module))
-    if bound is not None and (left.edge_index is edge_index or bound.holds(kwargs.get(bound.feature), edge_index)):
+    if bound is not None and (
+        left.edge_index is edge_index or (not _is_own(edge_index) and bound.holds(kwargs.get(bound.feature), edge_index))
+    ):
         return _left(original, module, edge_index, size, kwargs, collect, bound.place, SMALL)
     quiet = _quiet.get(id(module))
     if quiet is not None and _is_quiet(quiet, module, edge_index, kwargs):
@@ -176,12 +178,17 @@ def _row(module: Any, x: Tensor) -> int:
     return x.numel() // (x.shape[dim] or 1) if -dims <= dim < dims else x.numel()
 
 
+def _is_own(edge_index: Any) -> bool:
+    """Whether the layer made an ``edge_index`` with its graph."""
+    own = running.graph
+    return own is not None and own.edge_index is edge_index
+
+
 def _small_on_cpu(module: Any, edge_index: Tensor, kwargs: dict[str, Any], verdict: Verdict) -> str:
     """The same on a CPU: of attention, and of a graph that is new, but for one that the layer made with its ``edge_index``."""
     if verdict.message is DOT_ATTENTION:
         return SMALL if is_small_transformer(module, edge_index, kwargs.get("edge_attr")) else ""
-    own = running.graph
-    if (own is not None and own.edge_index is edge_index) or edge_index.dtype is not torch.int64 or tracing_state() is not None:
+    if _is_own(edge_index) or edge_index.dtype is not torch.int64 or tracing_state() is not None:
         return ""
     x = kwargs.get(verdict.message.feature)
     x = x[0] if type(x) is tuple and x else x

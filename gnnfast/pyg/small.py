@@ -69,6 +69,14 @@ def is_new(edge_index: Tensor, owner: object) -> bool:
     return True
 
 
+def is_new_and_tiny(x: Any, edge_index: Any, owner: object) -> bool:
+    """Whether a layer ``owner`` meets a new graph on a CPU of which its parts, each in one operation, are faster than a kernel for
+    the whole: they need no format and nothing that is kept."""
+    if type(x) is not Tensor or type(edge_index) is not Tensor or not edge_index.is_cpu or x.dim() != 2 or edge_index.dim() != 2:
+        return False
+    return are_few(edge_index, x.shape[1] * x.element_size(), "tiny cpu") and is_new(edge_index, owner)
+
+
 # Ids on a CPU of which no part of a layer that is left has anything to gain: a softmax over so many edges is as fast in PyG, and
 # beside a GPU, or over more edges, it is not, where another layer has converted the graph.
 MOST_ALONE = 1 << 13

@@ -1,4 +1,4 @@
-"""``torch_geometric.utils.softmax`` over the edges of a graph that is known."""
+"""``torch_geometric.utils.softmax`` over the edges of a graph that is known and, on a CPU, over any groups."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast import guards
+from gnnfast import _native, guards
 from gnnfast.cache import cache
 from gnnfast.config import settings
 from gnnfast.dispatch.execute import softmax
@@ -23,8 +23,13 @@ from gnnfast.lazy.kinds import version_of
 from gnnfast.lazy.rows import Rows
 from gnnfast.pyg.adjacency import key_of, running
 from gnnfast.pyg.known import replaced_in_softmax
-from gnnfast.types import FEATURE_DTYPES
+from gnnfast.reporting import ran
+from gnnfast.types import FEATURE_DTYPES, REORDERED
 from gnnfast.unsupported import Unsupported
+
+if _native.cpu.loaded:
+    from gnnfast.ops.softmax_coo import SOFTMAX_COO
+    from gnnfast.ops.spmm import call
 
 
 def _graph_of_messages(index: Any, num_nodes: Any) -> Graph | None:
@@ -52,16 +57,41 @@ def _graph_of_base(index: Any, num_nodes: Any) -> Graph | None:
     return graph if is_row and index.storage_offset() == base.storage_offset() + edges else None
 
 
-def _is_tiny(src: Any) -> bool:
-    """Whether so little is normalised on a CPU that to look for a graph takes a tenth of what PyG does."""
-    if type(src) is not Tensor or not src.is_cpu or tracing_state() is not None:
-        return False
-    return cannot_win(src.numel() * src.element_size(), torch.is_grad_enabled(), settings(), "tiny cpu")
+def _over_graph(graph: Graph, src: Tensor) -> Any:
+    if guards.context() or guards.operand("src", src) or src.dim() not in (1, 2) or src.dtype not in FEATURE_DTYPES:
+        return NotImplemented
+    if src.shape[0] != graph.num_edges or torch.is_autocast_enabled(src.device.type) or replaced_in_softmax():
+        return NotImplemented
+    if torch.is_grad_enabled() and saved_tensors_are_watched():
+        return NotImplemented  # the graph may be known by now only in the repetition of a forward pass
+    try:
+        out = softmax(graph, src if src.dim() == 2 else src[:, None], place="pyg softmax")
+    except (Unsupported, IndexError, ValueError):
+        return NotImplemented
+    return out if src.dim() == 2 else out.squeeze(1)
+
+
+def _over_groups(src: Tensor, index: Any, num_nodes: Any) -> Any:
+    """The bits of PyG's. On one thread and on two, 200 to 200,000 rows of 1 to 16: 1.9 to 14 times as fast, with gradients too."""
+    if type(index) is not Tensor or index.dtype is not torch.int64 or src.dtype not in REORDERED:
+        return NotImplemented
+    if guards.context() or guards.operand("src", src) or guards.operand("index", index) or replaced_in_softmax():
+        return NotImplemented
+    if num_nodes is None and index.is_cpu:
+        num_nodes = int(index.max()) + 1 if index.numel() else 0
+    if type(num_nodes) is not int:
+        return NotImplemented
+    try:
+        out = call(SOFTMAX_COO, torch.is_grad_enabled() and src.requires_grad, (), src, index, num_nodes)
+    except (RuntimeError, NotImplementedError):  # shapes do not fit, or an id is out of range: PyG raises its own
+        return NotImplemented
+    ran("pyg softmax", "in one operation", "with the bits of PyG's")
+    return out
 
 
 def make_softmax(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``softmax(src, index, ptr, num_nodes, dim)``: served where ``index`` is the row of destinations of an
-    ``edge_index`` whose graph is kept."""
+    ``edge_index`` whose graph is kept, and on a CPU."""
 
     def softmax_of(src: Any, index: Any, ptr: Any, num_nodes: Any, dim: Any) -> Any:
         if type(src) is Rows:
@@ -69,26 +99,15 @@ def make_softmax(original: FunctionType) -> Callable[..., Any]:
             if found is not NotImplemented:
                 return found
             src = src.value()
-        if ptr is not None or dim not in (0, -src.dim()):
+        if ptr is not None or type(src) is not Tensor or dim not in (0, -src.dim()) or tracing_state() is not None:
             return NotImplemented
-        graph = _graph_of_messages(index, num_nodes)
-        if graph is None and not _is_tiny(src):
-            graph = _graph_of_base(index, num_nodes)
-        if graph is None or not graph.has(False) or replaced_in_softmax():
-            return NotImplemented
-        if guards.context() or guards.operand("src", src) or src.dim() not in (1, 2) or src.dtype not in FEATURE_DTYPES:
-            return NotImplemented
-        if src.shape[0] != graph.num_edges or src.device != index.device:
-            return NotImplemented
-        if torch.is_autocast_enabled(src.device.type):
-            return NotImplemented
-        if torch.is_grad_enabled() and saved_tensors_are_watched():
-            return NotImplemented  # the graph may be known by now only in the repetition of a forward pass
-        try:
-            out = softmax(graph, src if src.dim() == 2 else src[:, None], place="pyg softmax")
-        except (Unsupported, IndexError, ValueError):
-            return NotImplemented
-        out = out if src.dim() == 2 else out.squeeze(1)
-        return out.clone() if out.requires_grad else out  # users may write into theirs before the backward pass
+        out, on_cpu = NotImplemented, src.is_cpu
+        if not on_cpu or not cannot_win(src.numel() * src.element_size(), torch.is_grad_enabled(), settings(), "softmax cpu"):
+            graph = _graph_of_messages(index, num_nodes) or _graph_of_base(index, num_nodes)
+            if graph is not None and graph.has(False) and src.device == index.device:
+                out = _over_graph(graph, src)
+        if out is NotImplemented and on_cpu:
+            out = _over_groups(src, index, num_nodes)
+        return out.clone() if out is not NotImplemented and out.requires_grad else out  # users may write into theirs before
 
     return softmax_of

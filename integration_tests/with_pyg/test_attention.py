@@ -517,7 +517,8 @@ def test_softmax_of_a_known_graph(shape, device):
     gnnfast.clear_report()
     softmax(src, edge_index[0], num_nodes=n), softmax(src, edge_index[1].clone(), num_nodes=n)
     softmax(src, edge_index[1], num_nodes=n + 1), softmax(src, edge_index[1])
-    assert not gnnfast.report().kernels
+    others = {"in one operation"} if device.type == "cpu" else set()
+    assert {kernel for _, kernel, _ in gnnfast.report().kernels} == others
 
 
 def _same(run):
@@ -1020,5 +1021,5 @@ def test_next_to_no_edges_are_as_torchscript_has_them(edge_dim, small):
     more = torch.randint(0, 4, (2, 400))
     gnnfast.clear_report()
     conv(x, more, *(t[:1].expand(400, -1) for t in rest))
-    kernels = {kernel for _, kernel, _ in gnnfast.report().kernels}
+    kernels = {kernel for _, kernel, _ in gnnfast.report().kernels} - {"in one operation"}  # a softmax of the same bits
     assert (kernels == {"PyG's own"}) == (edge_dim is not None)

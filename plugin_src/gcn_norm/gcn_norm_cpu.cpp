@@ -4,8 +4,8 @@
 #include <cmath>
 #include <memory>
 
-#include "common/parallel.h"
 #include "gcn_norm.h"
+#include "graph/loops.h"
 #include "torch/headeronly/util/BFloat16.h"
 #include "torch/headeronly/util/Half.h"
 
@@ -39,8 +39,10 @@ class Norm {
       if (!collect(p.num_nodes * c / chunks, p.num_nodes * (c + 1) / chunks)) bad = true;
     });
     GNNFAST_CHECK(!bad, "an index of an edge is out of range [0, ", p.num_nodes, ")");
+    if (p.kept < p.num_edges) WithoutLoops<I>(p.edges, p.num_edges, chunks).each([&](int64_t k, int64_t e) { weigh(k, e); });
     parallel_chunks(chunks, [&](int64_t c) {
-      weigh(p.num_edges * c / chunks, p.num_edges * (c + 1) / chunks);
+      if (p.kept == p.num_edges)
+        for (int64_t e = p.num_edges * c / chunks; e < p.num_edges * (c + 1) / chunks; ++e) weigh(e, e);
       if (p.loops) append(p.num_nodes * c / chunks, p.num_nodes * (c + 1) / chunks);
     });
   }
@@ -58,7 +60,7 @@ class Norm {
       const A w = weight ? static_cast<A>(weight[e]) : A{1};
       Node<A>& node = nodes[i];
       if (p.loops && source[e] == target[e])
-        node.loop = w, node.loops += 1;
+        node.loop = w, node.loops += !p.listed;
       else
         node.degree += w;
     }
@@ -72,19 +74,18 @@ class Norm {
     return good;
   }
 
-  void weigh(int64_t begin, int64_t end) {
-    for (int64_t e = begin; e < end; ++e) {
-      const int64_t from = source[e], to = target[e];
-      const A w = weight ? static_cast<A>(weight[e]) : A{1};
-      out[e] = static_cast<T>(p.loops && from == to ? nodes[from].loop : nodes[from].degree * w * nodes[to].degree);
-      if (p.loops) p.out_edges[e] = from, p.out_edges[p.num_edges + p.num_nodes + e] = to;
-    }
+  // The k-th edge of the result.
+  void weigh(int64_t k, int64_t e) {
+    const int64_t from = source[e], to = target[e];
+    const A w = weight ? static_cast<A>(weight[e]) : A{1};
+    out[k] = static_cast<T>(p.loops && from == to ? nodes[from].loop : nodes[from].degree * w * nodes[to].degree);
+    if (p.loops) p.out_edges[k] = from, p.out_edges[p.kept + p.num_nodes + k] = to;
   }
 
   void append(int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      out[p.num_edges + i] = static_cast<T>(nodes[i].loop);
-      p.out_edges[p.num_edges + i] = p.out_edges[2 * p.num_edges + p.num_nodes + i] = i;
+      out[p.kept + i] = static_cast<T>(nodes[i].loop);
+      p.out_edges[p.kept + i] = p.out_edges[2 * p.kept + p.num_nodes + i] = i;
     }
   }
 
@@ -102,6 +103,21 @@ void normalise(const GcnNormArgs& p) {
   p.index64 ? Norm<T, int64_t>(p).run() : Norm<T, int32_t>(p).run();
 }
 
+std::tuple<Tensor, Tensor> gcn_norm_listed(const Tensor& edge_index_, const OptTensor& weight_, int64_t num_nodes,
+                                           std::optional<double> fill, bool to_target, ScalarType dtype) {
+  const Tensor edge_index = as_contiguous(edge_index_);
+  const OptTensor weight = weight_ ? OptTensor(as_contiguous(*weight_)) : weight_;
+  GcnNormArgs args = check_gcn_norm(edge_index, weight, num_nodes, fill, to_target, dtype);
+  GNNFAST_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Double, "weight must be float32 or float64");
+  args.listed = true;
+  if (args.loops)
+    dispatch_index("edge_index", edge_index.scalar_type(), [&](auto type) {
+      const int64_t chunks = thread_count(args.num_edges, 65536);
+      args.kept = WithoutLoops<typename decltype(type)::type>(args.edges, args.num_edges, chunks).count();
+    });
+  return run_gcn_norm<Cpu>(args, edge_index, dtype);
+}
+
 }  // namespace
 
 void Cpu::gcn_norm(const GcnNormArgs& args, const Tensor& out) {
@@ -117,6 +133,9 @@ void Cpu::gcn_norm(const GcnNormArgs& args, const Tensor& out) {
   }
 }
 
-STABLE_TORCH_LIBRARY_IMPL(gnnfast, CPU, m) { m.impl("gcn_norm_coo", TORCH_BOX(&gcn_norm_coo<Cpu>)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnfast, CPU, m) {
+  m.impl("gcn_norm_coo", TORCH_BOX(&gcn_norm_coo<Cpu>));
+  m.impl("gcn_norm_listed", TORCH_BOX(&gcn_norm_listed));
+}
 
 }  // namespace gnnfast

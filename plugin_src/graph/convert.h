@@ -12,8 +12,8 @@
 //          loops are left out
 //   both   makes the transpose as well, in the same launches: what a new small graph takes is the host's time for these
 //
-// loops_listed (CPU): edge_index [2, E] without its loops, in order, and then a loop at each of num_nodes nodes; int64. Ids may
-// be anything.
+// loops_listed (CPU): edge_index [2, E], without its loops if these are to be removed, in order, and then a loop at each of
+// num_nodes nodes; int64. Ids may be anything.
 #pragma once
 
 #include "common/dtype.h"

@@ -3,8 +3,8 @@
 #include <limits>
 #include <memory>
 
-#include "common/parallel.h"
 #include "convert.h"
+#include "loops.h"
 
 namespace gnnfast {
 namespace {
@@ -115,39 +115,29 @@ Tensor coo_facts(const Tensor& row_, const Tensor& column_) {
 }
 
 template <class I>
-Tensor list_with_loops(const I* first, int64_t num_edges, int64_t num_nodes, const Tensor& ref) {
-  const I* second = first + num_edges;
-  const int64_t chunks = thread_count(num_edges, 65536);
-  auto range = [&](int64_t c) { return num_edges * c / chunks; };
-  std::vector<int64_t> start(chunks + 1);
-  parallel_chunks(chunks, [&](int64_t c) {
-    int64_t kept = 0;
-    for (int64_t e = range(c); e < range(c + 1); ++e) kept += first[e] != second[e];
-    start[c + 1] = kept;
-  });
-  for (int64_t c = 0; c < chunks; ++c) start[c + 1] += start[c];
-  const int64_t kept = start[chunks];
-  Tensor made = make_empty(ref, {2, kept + num_nodes}, ScalarType::Long);
+Tensor list_loops(const Tensor& edge_index, int64_t num_nodes, bool remove) {
+  const int64_t num_edges = edge_index.size(1);
+  const WithoutLoops<I> others(edge_index.const_data_ptr(), num_edges, thread_count(num_edges, 65536));
+  const int64_t kept = remove ? others.count() : num_edges;
+  Tensor made = make_empty(edge_index, {2, kept + num_nodes}, ScalarType::Long);
   int64_t *out = made.mutable_data_ptr<int64_t>(), *out2 = out + kept + num_nodes;
-  parallel_chunks(chunks, [&](int64_t c) {
-    int64_t at = start[c];
-    for (int64_t e = range(c); e < range(c + 1); ++e)
-      if (first[e] != second[e]) out[at] = first[e], out2[at++] = second[e];
-  });
+  auto put = [&](int64_t k, int64_t e) { out[k] = others.source[e], out2[k] = others.target[e]; };
+  if (kept < num_edges)
+    others.each(put);
+  else
+    for (int64_t e = 0; e < num_edges; ++e) put(e, e);
   for (int64_t i = 0; i < num_nodes; ++i) out[kept + i] = out2[kept + i] = i;
   return made;
 }
 
-Tensor loops_listed(const Tensor& edge_index_, int64_t num_nodes) {
+Tensor loops_listed(const Tensor& edge_index_, int64_t num_nodes, bool remove) {
   const Tensor edge_index = as_contiguous(edge_index_);
   check_dim("edge_index", edge_index, 2);
   check_size("edge_index", edge_index, 0, 2);
   GNNFAST_CHECK(num_nodes >= 0, "the number of nodes must not be negative, got ", num_nodes);
   Tensor made;
-  dispatch_index("edge_index", edge_index.scalar_type(), [&](auto type) {
-    using I = typename decltype(type)::type;
-    made = list_with_loops(static_cast<const I*>(edge_index.const_data_ptr()), edge_index.size(1), num_nodes, edge_index);
-  });
+  dispatch_index("edge_index", edge_index.scalar_type(),
+                 [&](auto type) { made = list_loops<typename decltype(type)::type>(edge_index, num_nodes, remove); });
   return made;
 }
 

@@ -8,39 +8,27 @@
 #pragma once
 
 #include "common/dtype.h"
-#include "common/parallel.h"
+#include "graph/loops.h"
 
 namespace gnnfast {
 
-// The edges that are no loops, and at which of these each chunk of edges begins.
 template <class I>
-class Listed {
+class Listed : WithoutLoops<I> {
+  using Edges = WithoutLoops<I>;
+  using Edges::begin, Edges::chunks, Edges::num_edges, Edges::source, Edges::start, Edges::target;
+
  public:
   Listed(const Tensor& edge_index, int64_t kept, int64_t num_nodes, int64_t width)
-      : num_edges(edge_index.size(1)),
+      : Edges(edge_index.const_data_ptr(), edge_index.size(1), thread_count(edge_index.size(1) * work_of_edge(width), kGrain)),
         num_nodes(num_nodes),
-        width(width),
-        chunks(thread_count(num_edges * work_of_edge(width), kGrain)),
-        source(static_cast<const I*>(edge_index.const_data_ptr())),
-        target(source + num_edges),
-        start(chunks + 1) {
-    parallel_chunks(chunks, [&](int64_t c) {
-      int64_t found = 0;
-      for (int64_t e = begin(c); e < begin(c + 1); ++e) found += source[e] != target[e];
-      start[c + 1] = found;
-    });
-    for (int64_t c = 0; c < chunks; ++c) start[c + 1] += start[c];
-    GNNFAST_CHECK(start[chunks] == kept, "kept must be the number of edges that are no loops, ", start[chunks], ", got ", kept);
+        width(width) {
+    GNNFAST_CHECK(this->count() == kept, "kept must be the number of edges that are no loops, ", this->count(), ", got ", kept);
   }
 
   template <class T>
   void forward(const T* rows, T* out) const {
-    T* means = out + start[chunks] * width;
-    parallel_chunks(chunks, [&](int64_t c) {
-      T* to = out + start[c] * width;
-      for (int64_t e = begin(c); e < begin(c + 1); ++e)
-        if (source[e] != target[e]) to = std::copy_n(rows + e * width, width, to);
-    });
+    T* means = out + this->count() * width;
+    this->each([&](int64_t k, int64_t e) { std::copy_n(rows + e * width, width, out + k * width); });
     by_nodes([&](int64_t first, int64_t last) {
       std::fill(means + first * width, means + last * width, T{0});
       const std::vector<int32_t> degree = add_up(first, last, [&](int64_t e, int64_t n) {
@@ -53,7 +41,7 @@ class Listed {
 
   template <class T>
   void backward(const T* grad, T* to_rows) const {
-    const T* of_means = grad + start[chunks] * width;
+    const T* of_means = grad + this->count() * width;
     std::vector<int32_t> degree(num_nodes);
     by_nodes([&](int64_t first, int64_t last) {
       const std::vector<int32_t> found = add_up(first, last, [](int64_t, int64_t) {});
@@ -77,8 +65,6 @@ class Listed {
   }
 
  private:
-  int64_t begin(int64_t chunk) const { return num_edges * chunk / chunks; }
-
   // Calls f(first, last) over ranges of nodes, each of which looks at all edges.
   template <class F>
   void by_nodes(const F& f) const {
@@ -98,9 +84,7 @@ class Listed {
     return degree;
   }
 
-  const int64_t num_edges, num_nodes, width, chunks;
-  const I *source, *target;
-  std::vector<int64_t> start;
+  const int64_t num_nodes, width;
 };
 
 // Calls f(listed, Type<T>{}).

@@ -1,0 +1,78 @@
+"""What PyG's functions make of an ``edge_index`` on a CPU, in one operation each instead of four to twenty: the same tensors with
+the same bits, so that nothing but the time tells which ran. For graphs that are new, or so small that nothing is kept of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnfast import guards
+from gnnfast.types import REORDERED
+
+_ops = torch.ops.gnnfast
+
+
+def _takes(edge_index: Any) -> bool:
+    if type(edge_index) is not Tensor or not edge_index.is_cpu or edge_index.dtype is not torch.int64:
+        return False
+    if edge_index.dim() != 2 or edge_index.size(0) != 2:
+        return False
+    return not (guards.context() or guards.operand("edge_index", edge_index))
+
+
+def _takes_weight(weight: Any, edge_index: Tensor) -> bool:
+    """Whether weights, if any, fit the edges and get no gradient."""
+    if weight is None:
+        return True
+    if guards.operand("weight", weight) or weight.dtype not in REORDERED or not weight.is_cpu:
+        return False
+    return weight.shape == edge_index.shape[1:] and not (torch.is_grad_enabled() and weight.requires_grad)
+
+
+def loops(edge_index: Any, num_nodes: int, remove: bool) -> Any:
+    """The edges, without their self loops if these are to be removed, and then a loop at each of ``num_nodes`` nodes;
+    ``NotImplemented``: PyG's own must run."""
+    return _ops.loops_listed.default(edge_index, num_nodes, remove) if num_nodes >= 0 and _takes(edge_index) else NotImplemented
+
+
+def gcn_norm(
+    edge_index: Any, edge_weight: Any, num_nodes: int | None, improved: bool, add_self_loops: bool, flow: str, dtype: Any
+) -> Any:
+    """What ``gcn_norm`` returns; ``NotImplemented``: PyG's own must run."""
+    if not _takes(edge_index) or not _takes_weight(edge_weight, edge_index) or flow not in ("source_to_target", "target_to_source"):
+        return NotImplemented
+    if edge_weight is not None:
+        dtype = edge_weight.dtype
+    elif dtype is None:
+        dtype = torch.get_default_dtype()
+    if num_nodes is None:
+        num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
+    if dtype not in REORDERED or type(num_nodes) is not int:
+        return NotImplemented
+    # PyG weighs loops by `improved` only where edges have weights.
+    fill = (2.0 if improved and edge_weight is not None else 1.0) if add_self_loops else None
+    try:
+        made, weight = _ops.gcn_norm_listed.default(edge_index, edge_weight, num_nodes, fill, flow == "source_to_target", dtype)
+    except RuntimeError:  # an id is out of range: PyG raises its own, or counts from the end
+        return NotImplemented
+    return made if add_self_loops else edge_index, weight
+
+
+_NORMALISATIONS = {None: 0, "sym": 1, "rw": 2}
+
+
+def laplacian(edge_index: Any, num_nodes: Any, edge_weight: Any, normalization: Any, lambda_max: Any, dtype: Any) -> Any:
+    """What ``ChebConv.__norm__`` returns where ``lambda_max`` is a number or ``None``; ``NotImplemented``: PyG's own must run."""
+    if dtype not in REORDERED or type(num_nodes) is not int or type(lambda_max) not in (int, float, type(None)):
+        return NotImplemented
+    if type(normalization) not in (str, type(None)) or normalization not in _NORMALISATIONS or not _takes(edge_index):
+        return NotImplemented
+    if not _takes_weight(edge_weight, edge_index) or (edge_weight is not None and edge_weight.dtype is not dtype):
+        return NotImplemented
+    arguments = num_nodes, _NORMALISATIONS[normalization], None if lambda_max is None else float(lambda_max), dtype
+    try:
+        return _ops.laplacian_listed.default(edge_index, edge_weight, *arguments)
+    except RuntimeError:
+        return NotImplemented

@@ -1,0 +1,86 @@
+"""Softmax over groups of rows: the bits of PyG's, gradients, and opcheck."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from comparison import without
+from graphs import GRAPHS
+from torch_geometric.utils import softmax
+
+op, backward = torch.ops.gnnfast.softmax_coo.default, torch.ops.gnnfast.softmax_coo_backward.default
+
+SHAPES = {name: lambda make=make: (make()[0][1], make()[2]) for name, make in GRAPHS.items()}
+SHAPES["many groups"] = lambda: (torch.arange(0, 300_001, 7), 300_001)
+
+
+def rows(index, shape, dtype):
+    return 3 * torch.randn(*index.shape, *shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (3, 8), (0,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", SHAPES)
+def test_like_pyg(name, dtype, shape):
+    index, groups = SHAPES[name]()
+    src = rows(index, shape, dtype).requires_grad_()
+    expected = without(lambda: softmax(src, index, num_nodes=groups))
+    found = op(src, index, groups)
+    assert found.dtype is dtype and found.is_contiguous() and expected.is_contiguous() and torch.equal(found, expected)
+    grad = torch.randn_like(expected)
+    (to_src,), (wanted,) = torch.autograd.grad(found, src, grad), torch.autograd.grad(expected, src, grad)
+    assert (to_src - wanted).norm() <= torch.finfo(dtype).eps * 8 * grad.norm()  # differences that cancel
+
+
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+def test_what_is_not_contiguous(ids):
+    index, groups = SHAPES["random"]()
+    src, index = rows(index, (6,), torch.float64).t().contiguous().t()[:, ::2], index.to(ids).repeat_interleave(2)[::2]
+    assert torch.equal(op(src, index, groups), op(src.contiguous(), index.contiguous(), groups))
+    grad = torch.randn(3, src.shape[0], dtype=torch.float64).t()
+    assert torch.equal(backward(src, grad, index, groups), backward(src, grad.contiguous(), index, groups))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_not_finite(value):
+    src, index = torch.tensor([1.0, value, 2.0, 3.0, value, value]), torch.tensor([0, 0, 0, 1, 2, 2])
+    found, expected = op(src, index, 4), without(lambda: softmax(src, index, num_nodes=4))
+    assert torch.equal(found.isnan(), expected.isnan()) and torch.equal(found.nan_to_num(7), expected.nan_to_num(7))
+
+
+def test_gradients_of_gradients():
+    index = torch.tensor([0, 1, 1, 3, 0, 1])
+    src = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda s: op(s, index, 4), (src,))
+    assert torch.autograd.gradgradcheck(lambda s: op(s, index, 4), (src,))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(index=torch.zeros(3, dtype=torch.int64)), "index must have size 4 in dimension 0, got shape \\[3\\]"),
+        (dict(index=torch.zeros(4, 1, dtype=torch.int64)), "index must have 1 dimensions, got shape \\[4, 1\\]"),
+        (dict(index=torch.zeros(4)), "index has dtype Float; accepted are int32 and int64"),
+        (dict(index=torch.tensor([0, 1, 3, 2])), "index 3 is out of range \\[0, 3\\)"),
+        (dict(index=torch.tensor([0, -1, 1, 2])), "index -1 is out of range \\[0, 3\\)"),
+        (dict(src=torch.zeros(())), "src must have a dimension"),
+        (dict(src=torch.zeros(4).half()), "src must be float32 or float64"),
+        (dict(num_groups=-1), "the number of groups must not be negative, got -1"),
+    ],
+)
+def test_wrong_arguments(change, message):
+    given = dict(src=torch.zeros(4, 2), index=torch.tensor([0, 1, 0, 2]), num_groups=3)
+    with pytest.raises(RuntimeError, match=message):
+        op(*(given | change).values())
+
+
+def test_a_wrong_gradient():
+    with pytest.raises(RuntimeError, match="grad must have the shape of src, \\[4, 2\\], got \\[4, 1\\]"):
+        backward(torch.zeros(4, 2), torch.zeros(4, 1), torch.zeros(4, dtype=torch.int64), 3)
+
+
+def test_opcheck():
+    index, groups = SHAPES["random"]()
+    src = rows(index, (3,), torch.float32).requires_grad_()
+    torch.library.opcheck(op, (src, index, groups))
+    torch.library.opcheck(backward, (src.detach(), torch.randn(src.shape), index, groups))
