@@ -31,10 +31,17 @@ def _takes_weight(weight: Any, edge_index: Tensor) -> bool:
     return weight.shape == edge_index.shape[1:] and not (torch.is_grad_enabled() and weight.requires_grad)
 
 
-def loops(edge_index: Any, num_nodes: int, remove: bool) -> Any:
-    """The edges, without their self loops if these are to be removed, and then a loop at each of ``num_nodes`` nodes;
-    ``NotImplemented``: PyG's own must run."""
-    return _ops.loops_listed.default(edge_index, num_nodes, remove) if num_nodes >= 0 and _takes(edge_index) else NotImplemented
+def _number_of_nodes(edge_index: Tensor) -> int:
+    return int(edge_index.max()) + 1 if edge_index.numel() else 0
+
+
+def loops(edge_index: Any, num_nodes: int | None, remove: bool) -> Any:
+    """The edges, without their self loops if these are to be removed, and then a loop at each of ``num_nodes`` nodes (``None``: of
+    those that there are); ``NotImplemented``: PyG's own must run."""
+    if not _takes(edge_index):
+        return NotImplemented
+    num_nodes = _number_of_nodes(edge_index) if num_nodes is None else num_nodes
+    return _ops.loops_listed.default(edge_index, num_nodes, remove) if num_nodes >= 0 else NotImplemented
 
 
 def gcn_norm(
@@ -48,7 +55,7 @@ def gcn_norm(
     elif dtype is None:
         dtype = torch.get_default_dtype()
     if num_nodes is None:
-        num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
+        num_nodes = _number_of_nodes(edge_index)
     if dtype not in REORDERED or type(num_nodes) is not int:
         return NotImplemented
     # PyG weighs loops by `improved` only where edges have weights.

@@ -63,13 +63,7 @@ def make_add_self_loops(original: FunctionType) -> Callable[..., Any]:
 
 def _listed(edge_index: Any, num_nodes: int | None, remove: bool) -> Any:
     """What the two functions return, without attributes, of edges of which nothing is kept."""
-    if replaced_in_loops():
-        return NotImplemented
-    if num_nodes is None:
-        if type(edge_index) is not Tensor or not edge_index.is_cpu or guards.context():
-            return NotImplemented
-        num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
-    made = listed.loops(edge_index, num_nodes, remove)
+    made = NotImplemented if replaced_in_loops() else listed.loops(edge_index, num_nodes, remove)
     return made if made is NotImplemented else (made, None)
 
 

@@ -101,6 +101,15 @@ def test_what_is_not_served(name):
             module.maybe_num_nodes = function
 
 
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.parametrize("name", ["remove_self_loops", "add_self_loops", "gcn_norm"])
+def test_sparse_matrices(name, layout):
+    matrix = torch.sparse_coo_tensor(EDGES, WEIGHT, (5, 5)).coalesce().to_sparse(layout=layout)
+    for f, e in zip(tensors(CALLS[name](matrix)), tensors(without(lambda: CALLS[name](matrix))), strict=True):
+        assert f.layout is e.layout
+        same_bits([f.to_dense()], [e.to_dense()])
+
+
 def test_weights_with_gradients():
     weight = WEIGHT.abs().requires_grad_()
 
