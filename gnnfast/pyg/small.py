@@ -23,13 +23,14 @@ NEW_IN_A_ROW = 8  # graphs, after which a layer is taken for one again to which 
 
 
 class _Returning:
-    """A layer that has met a graph twice, in two passes or several times in one, and ``new`` graphs since."""
+    """A layer that has met a graph twice, in two passes or several times in one, and ``new`` graphs since; ``asked``: the id of the
+    last of them, if it was asked for once. The layer and its ``propagate`` ask both."""
 
-    __slots__ = ("forget", "new")
+    __slots__ = ("asked", "forget", "new")
 
     def __init__(self, owner: object) -> None:
         key = id(owner)
-        self.forget, self.new = weakref.ref(owner, lambda _: returning.pop(key, None)), 0
+        self.forget, self.new, self.asked = weakref.ref(owner, lambda _: returning.pop(key, None)), 0, 0
 
 
 returning: dict[int, _Returning] = {}  # by the id of the layer
@@ -58,11 +59,14 @@ def is_new(edge_index: Tensor, owner: object) -> bool:
     if _met.again(edge_index, key):
         if found is None:
             returning[key] = _Returning(owner)
-        else:
+        elif found.asked != id(edge_index):
             found.new = 0
+        else:
+            found.asked = 0
         return False
     if found is not None:
         found.new += 1
+        found.asked = id(edge_index)
         if found.new <= NEW_IN_A_ROW:
             return False
         returning.pop(key, None)

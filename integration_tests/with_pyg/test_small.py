@@ -167,7 +167,10 @@ def test_no_call_differs_from_another(tiny, name, graph, dtype, monkeypatch):
             )
 
 
-@pytest.mark.parametrize("make", [LAYERS["SAGEConv"], LAYERS["SimpleConv"], LAYERS["GraphConv"]])
+MAXIMA = lambda: nn.SAGEConv(F, 5, aggr="max")  # noqa: E731  # which the layer asks of, and then its propagate()
+
+
+@pytest.mark.parametrize("make", [LAYERS["SAGEConv"], LAYERS["SimpleConv"], LAYERS["GraphConv"], MAXIMA])
 def test_graphs_are_served_from_the_second_call_on(make):
     edge_index, n, _ = GRAPHS["random"]()
     x, layer = torch.randn(n, F), make()
