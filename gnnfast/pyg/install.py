@@ -96,7 +96,7 @@ PATCHES = (
         "Linear.forward",
         ("c9e4758257f3",),
         None,
-        ("F.linear(x, self.weight, self.bias)", "x, self", product),
+        ("F.linear(x, self.weight, self.bias)", "x, self, Linear", product),
     ),
     Patch(
         "torch_geometric.nn.dense.linear",

@@ -388,13 +388,20 @@ def _in_parts(module: Any, call: _Call, kwargs: dict[str, Any], weighted: bool, 
     return out if call.root is None else out + call.root(call.x_dst)
 
 
-def product(x: Any, module: Any) -> Any:
-    """``F.linear(x, module.weight, module.bias)`` of PyG's Linear."""
+def product(x: Any, module: Any, linear: type) -> Any:
+    """``F.linear(x, module.weight, module.bias)`` of PyG's class of ``linear`` layers. Most inputs are hidden activations, or few
+    numbers: for these it only looks up parameters where they are, a microsecond less than as attributes of a module."""
+    plain = type(x) is Tensor and x.layout is _STRIDED
+    few = plain and (x.requires_grad or tracing_state() is not None or x.numel() < features.MIN_ELEMENTS)
+    own = module.__dict__
+    if few and type(module) is linear and "weight" not in own and "bias" not in own:
+        parameters = own["_parameters"]
+        try:
+            return functional.linear(x, parameters["weight"], parameters["bias"])
+        except KeyError:  # somebody has parametrised them
+            pass
     weight, bias = module.weight, module.bias
-    plain = type(x) is Tensor and x.layout is _STRIDED  # of which most are hidden activations, or small
-    if plain and (x.requires_grad or tracing_state() is not None or x.numel() < features.MIN_ELEMENTS):
-        return functional.linear(x, weight, bias)
-    out = _multiplied(x, weight, bias, module)
+    out = None if few else _multiplied(x, weight, bias, module)
     return functional.linear(x, weight, bias) if out is None else out
 
 

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 import torch
-from comparison import compare
+from comparison import compare, without
 from graphs import GRAPHS, relative_error
 
 import gnnfast
@@ -423,3 +423,48 @@ def test_small_graphs_that_change(device, small):
         assert relative_error(found, layer(x, edge_index)) < 1e-12
         gnnfast.enable()
         edge_index[1, :50] = torch.randint(0, 30, (50,), device=device)
+
+
+# ---- where a linear layer has its parameters ---------------------------------------------------------------------------------------
+class OwnWeight(nn.Linear):
+    def __getattr__(self, name):
+        found = super().__getattr__(name)
+        return found * 2 if name == "weight" else found
+
+
+def _as_attribute(lin):
+    weight = lin.weight.detach() * 2
+    del lin.weight
+    lin.weight = weight
+
+
+PARAMETRISED = {
+    "weight norm": lambda lin: torch.nn.utils.parametrizations.weight_norm(lin),
+    "pruned": lambda lin: torch.nn.utils.prune.random_unstructured(lin, "weight", 0.5),
+    "pruned bias": lambda lin: torch.nn.utils.prune.random_unstructured(lin, "bias", 0.5),
+    "an attribute": _as_attribute,
+    "its own weight": lambda lin: lin.__dict__.update(weight=lin.weight.detach() * 2),
+    "a class of its own": lambda lin: setattr(lin, "__class__", OwnWeight),
+    "no bias": lambda lin: lin.register_parameter("bias", None),
+    "nothing": lambda lin: None,
+}
+
+
+@pytest.mark.parametrize("name", PARAMETRISED)
+def test_parameters_are_found_where_torch_finds_them(name):
+    lin, x = nn.Linear(F, 3), torch.randn(5, F)
+    with torch.no_grad():
+        plain = lin(x)
+        PARAMETRISED[name](lin)
+        expected = without(lambda: lin(x))
+        assert torch.equal(lin(x), expected) and torch.equal(plain, expected) == (name == "nothing")
+
+
+def test_parameters_of_a_functional_call():
+    lin, x = nn.Linear(F, 3), torch.randn(5, F)
+    given = {name: p.detach() + 1 for name, p in lin.named_parameters()}
+    expected = torch.nn.functional.linear(x, given["weight"], given["bias"])
+    assert torch.equal(torch.func.functional_call(lin, given, x), expected)
+    loss = lambda given: torch.func.functional_call(lin, given, x).square().sum()  # noqa: E731
+    found, wanted = torch.func.grad(loss)(given), without(lambda: torch.func.grad(loss)(given))
+    assert all(torch.equal(found[name], wanted[name]) for name in given)
