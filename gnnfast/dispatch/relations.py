@@ -14,12 +14,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnfast import guards
+from gnnfast import _native, guards
 from gnnfast.cache import Held, cache, keep_if_captured, usable_later
 from gnnfast.dispatch.execute import aggregate
 from gnnfast.graph import Graph
-from gnnfast.types import REORDERED
+from gnnfast.types import INDEX_DTYPES, REORDERED
 from gnnfast.unsupported import Unsupported
+
+if _native.cpu.loaded:
+    from gnnfast.ops.convert import coo_facts
 
 
 def listed(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> Graph:
@@ -143,7 +146,10 @@ def kept_with_edges(keys: tuple[Tensor, ...], key: tuple[object, ...], make: Cal
 def check_bounds(bounds: list[tuple[Tensor, int]]) -> None:
     """Raises Unsupported unless all ids are below their bound."""
     some = [(ids, size) for ids, size in bounds if ids.numel()]
-    limits = torch.stack([limit.long() for ids, _ in some for limit in ids.aminmax()]).tolist() if some else []
+    if all(ids.is_cpu and ids.dim() == 1 and ids.dtype in INDEX_DTYPES for ids, _ in some):  # one operation for each
+        limits = [limit for ids, _ in some for limit in coo_facts(ids, ids).tolist()[:2]]
+    else:
+        limits = torch.stack([limit.long() for ids, _ in some for limit in ids.aminmax()]).tolist()
     if any(low < 0 or high >= size for low, high, (_, size) in zip(limits[::2], limits[1::2], some)):
         raise Unsupported("an id is out of range")
 

@@ -118,6 +118,7 @@ SMALL = {
     "tiny cpu": Small(1 << 16, 1 << 16),
     "attention cpu": Small(1 << 12, 1 << 12),
     "softmax cpu": Small(1 << 17, 1 << 17),
+    "matrices cpu": Small(-1, 1 << 18),
     "compiled cpu": Small(-1, -1),
     "compiled sums cpu": Small(1 << 19, 1 << 19),
 }

@@ -27,7 +27,7 @@ from gnnfast.pyg.known import replaced_in_attention
 from gnnfast.pyg.layers import is_product
 from gnnfast.pyg.loops import looped_graph, prepare_loops, with_loops, with_self_loops
 from gnnfast.pyg.messages import DOT_ATTENTION, Message
-from gnnfast.pyg.small import parts_are_few
+from gnnfast.pyg.small import is_new_and_few, parts_are_few
 from gnnfast.pyg.verdict import check_module
 from gnnfast.reporting import ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, REORDERED
@@ -99,8 +99,19 @@ def is_first_and_small(module: Any, edge_index: Any, training: bool | None = Non
 
 
 def _is_small_gat(module: Any, edge_index: Any, edge_attr: Any) -> bool:
-    """The same for GATConv with edge features, which gains as much in training as without, and on a CPU at every size; what was met
-    before must not decide in checkpointing."""
+    """The same for GATConv: with edge features, where it gains as much in training as without, and on a CPU at every size, and
+    without on a CPU, where its parts, each in one operation, are faster over tiny graphs that are new. What was met before must not
+    decide in checkpointing."""
+    if edge_attr is None:
+        return type(edge_index) is Tensor and edge_index.is_cpu and edge_index.dim() == 2 and _is_new_and_tiny(module, edge_index)
+    return _is_small_with_edges(module, edge_index, edge_attr)
+
+
+def _is_new_and_tiny(module: Any, edge_index: Tensor) -> bool:
+    return is_new_and_few(edge_index, module.heads * module.out_channels * 4, module, "tiny cpu")
+
+
+def _is_small_with_edges(module: Any, edge_index: Any, edge_attr: Any) -> bool:
     if edge_attr is None or not isinstance(edge_index, Tensor) or edge_index.is_cpu or saved_tensors_are_watched():
         return False
     return is_first_and_small(module, edge_index, False)
@@ -108,7 +119,7 @@ def _is_small_gat(module: Any, edge_index: Any, edge_attr: Any) -> bool:
 
 def _is_small_gatv2(module: Any, edge_index: Any, edge_attr: Any) -> bool:
     """The same for GATv2Conv, whose gradients gain over a graph that is new, too."""
-    return not torch.is_grad_enabled() and _is_small_gat(module, edge_index, edge_attr)
+    return not torch.is_grad_enabled() and _is_small_with_edges(module, edge_index, edge_attr)
 
 
 class OfEdges(NamedTuple):

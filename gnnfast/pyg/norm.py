@@ -150,7 +150,10 @@ def make_gcn_norm(original: FunctionType) -> Any:
         shares, _state.edge_index = _state.edge_index is edge_index, None
         arguments = (num_nodes, improved, add_self_loops, flow, dtype)
         if not shares and _is_left(edge_index, edge_weight):
-            return NotImplemented if known.replaced_in_norm() else _listed(edge_index, edge_weight, *arguments)
+            needs_grad = isinstance(edge_weight, Tensor) and edge_weight.requires_grad and torch.is_grad_enabled()
+            if needs_grad or known.replaced_in_norm():
+                return NotImplemented
+            return _listed(edge_index, edge_weight, *arguments)
         if shares and _state.sums and not guards.context():
             made = normalised(edge_index, edge_weight, *arguments)
             if made is not None:

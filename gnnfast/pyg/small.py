@@ -1,7 +1,8 @@
 """Calls that are left to PyG for their size. On a CPU, where a graph is new and to make one that is found again takes longer than a
 kernel saves: PyG's own operations run. Asked only of calls whose results have the same bits either way, sums in the order of edges,
 so that nobody sees in a result which call was the first. (Where a layer is one node of autograd, the two parts of the gradient of
-its features are added in an order that differs between COO and CSR, too.)"""
+its features are added in an order that differs between COO and CSR, too. And GATConv and RGATConv over tiny graphs, whose kernels
+round exponentials and products otherwise.)"""
 
 from __future__ import annotations
 
@@ -44,10 +45,10 @@ def are_few(edge_index: Tensor, row_bytes: int, where: str = "new cpu") -> bool:
     return edge_index.numel() * row_bytes <= 2 * most_left(torch.is_grad_enabled(), settings(), where)
 
 
-def is_new_and_few(edge_index: Tensor, row_bytes: int, owner: object) -> bool:
+def is_new_and_few(edge_index: Tensor, row_bytes: int, owner: object, where: str = "new cpu") -> bool:
     """Whether a layer ``owner``, to which each graph was new of late, meets a new one of few bytes. What was met before must not
     decide in checkpointing."""
-    return are_few(edge_index, row_bytes) and is_new(edge_index, owner)
+    return are_few(edge_index, row_bytes, where) and is_new(edge_index, owner)
 
 
 def is_new(edge_index: Tensor, owner: object) -> bool:
@@ -78,7 +79,7 @@ def is_new_and_tiny(x: Any, edge_index: Any, owner: object) -> bool:
     the whole: they need no format and nothing that is kept."""
     if type(x) is not Tensor or type(edge_index) is not Tensor or not edge_index.is_cpu or x.dim() != 2 or edge_index.dim() != 2:
         return False
-    return are_few(edge_index, x.shape[1] * x.element_size(), "tiny cpu") and is_new(edge_index, owner)
+    return is_new_and_few(edge_index, x.shape[1] * x.element_size(), owner, "tiny cpu")
 
 
 # Ids on a CPU of which no part of a layer that is left has anything to gain: a softmax over so many edges is as fast in PyG, and

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from comparison import without
+from torch_geometric import nn
 from torch_geometric.nn import ChebConv, EGConv, TransformerConv
 from torch_geometric.nn.conv import gcn_conv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
@@ -162,3 +163,42 @@ def test_layers_over_new_graphs(make, op):
         assert torch.equal(layer(x, EDGES.clone(), *given), expected)
         assert op in ops_of(lambda: layer(x, EDGES.clone(), *given))
     gnnfast.clear_report()
+
+
+NORMALISING = {
+    "APPNP": lambda: nn.APPNP(3, 0.1),
+    "ARMAConv": lambda: nn.ARMAConv(8, 4, num_stacks=2, num_layers=2),
+    "FAConv": lambda: nn.FAConv(8),
+    "GCN2Conv": lambda: nn.GCN2Conv(8, 0.1, 0.5, 1),
+    "LGConv": lambda: nn.LGConv(),
+    "MixHopConv": lambda: nn.MixHopConv(8, 4),
+    "SGConv": lambda: nn.SGConv(8, 4, K=2),
+    "SSGConv": lambda: nn.SSGConv(8, 4, 0.5, 2),
+    "TAGConv": lambda: nn.TAGConv(8, 4),
+}
+ATTENTION = {"GATConv": lambda: nn.GATConv(8, 4, heads=2), "RGATConv": lambda: nn.RGATConv(8, 4, 2, heads=2)}
+
+
+@pytest.mark.parametrize("name", NORMALISING | ATTENTION)
+def test_a_tiny_graph_is_left_when_it_is_new(name):
+    """And nobody sees in a sum which call was the first."""
+    torch.manual_seed(0)
+    layer, x, edge_index = (NORMALISING | ATTENTION)[name]().eval(), torch.randn(30, 8), torch.randint(0, 30, (2, 200))
+    given = {"FAConv": (x, edge_index), "GCN2Conv": (x, edge_index), "RGATConv": (edge_index, torch.randint(0, 2, (200,)))}
+    given = given.get(name, (edge_index,))
+    with torch.no_grad():
+        layer(x, *(t.clone() for t in given))  # what the class computes is found out
+        expected, own, edges = without(lambda: layer(x, *given)), [], [*given]
+        for at, t in enumerate(edges):
+            if t is edge_index:
+                edges[at] = edge_index.clone()
+        for _ in range(4):
+            gnnfast.clear_report()
+            found = layer(x, *edges)
+            torch.testing.assert_close(found, expected)
+            assert name in ATTENTION or torch.equal(found, expected)
+            own.append({kernel for place, kernel, _ in gnnfast.report().kernels if place == f"pyg {name}"})
+    if name == "GATConv":
+        assert own[0] == {"PyG's own"} and "PyG's own" not in own[1] | own[3]
+    if name == "RGATConv":
+        assert own[0] == {"in parts"} and "in parts" not in own[1] | own[3]
