@@ -11,6 +11,7 @@ import dis
 import functools
 import inspect
 import itertools
+from collections.abc import Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -104,25 +105,40 @@ def _instructions(code: CodeType) -> _Instructions:
 
 
 @functools.cache
-def _references() -> dict[_Instructions, tuple[int, int | None, str, bool]]:
-    """Instructions -> (position of x, position of w, form, optional)."""
+def _references(names: tuple[str, ...], weighted: bool) -> dict[_Instructions, tuple[int, int | None, str, bool]]:
+    """Of the reference functions that look up these names, with a weight or without: instructions -> (position of x, position of w,
+    form, optional). A few of some hundred, whose compilation takes longer than all else that is asked of a class."""
+    if not weighted:
+        return _compiled([("x", "return x", None, "plain", False)])
+    orders, found = ("x, w", "w, x"), []
+    for arguments, (expression, form), (body, optional) in itertools.product(orders, _FORMS.items(), _BODIES.items()):
+        if _names_in(expression) == names:
+            at = arguments.split(", ").index("w") + 1
+            found += [
+                (arguments, body.format(p=product), at, form, optional) for product in (f"{expression} * x", f"x * {expression}")
+            ]
+    for arguments, form, total in itertools.product(orders, RELU_FORMS, ("x + w", "w + x")):
+        if form != GINE.form and _names_in(form.format(s=total)) == names:
+            found.append((arguments, f"return {form.format(s=total)}", arguments.split(", ").index("w") + 1, form, False))
+    return _compiled(found)
+
+
+def _names_in(expression: str) -> tuple[str, ...]:
+    """What an expression of the arguments ``x`` and ``w`` looks up by name."""
+    return tuple(name for name in compile(expression, "", "eval").co_names if name not in ("x", "w"))
+
+
+def _compiled(
+    functions: Sequence[tuple[str, str, int | None, str, bool]],
+) -> dict[_Instructions, tuple[int, int | None, str, bool]]:
     table: dict[_Instructions, tuple[int, int | None, str, bool]] = {}
-
-    def add(arguments: str, body: str, w: int | None, form: str, optional: bool) -> None:
-        names = ["self", *arguments.split(", ")]
-        # Names that a file imports are compiled in another way.
-        for imports in ("", "import torch\nimport torch.nn.functional as F\n"):
-            scope: dict[str, Any] = {}
-            exec(f"{imports}def message(self, {arguments}):\n {body}\n", scope)
-            table.setdefault(_instructions(scope["message"].__code__), (names.index("x"), w, form, optional))
-
-    add("x", "return x", None, "plain", False)
-    for arguments, (expression, form), (body, optional) in itertools.product(("x, w", "w, x"), _FORMS.items(), _BODIES.items()):
-        for product in (f"{expression} * x", f"x * {expression}"):
-            add(arguments, body.format(p=product), arguments.split(", ").index("w") + 1, form, optional)
-    for arguments, form, total in itertools.product(("x, w", "w, x"), RELU_FORMS, ("x + w", "w + x")):
-        if form != GINE.form:
-            add(arguments, f"return {form.format(s=total)}", arguments.split(", ").index("w") + 1, form, False)
+    # Names that a file imports are compiled in another way.
+    for imports in ("", "import torch\nimport torch.nn.functional as F\n"):
+        scope: dict[str, Any] = {}
+        exec(imports + "\n".join(f"def f{i}(self, {of[0]}):\n {of[1]}" for i, of in enumerate(functions)), scope)
+        for i, (arguments, _, w, form, optional) in enumerate(functions):
+            at = ["self", *arguments.split(", ")].index("x")
+            table.setdefault(_instructions(scope[f"f{i}"].__code__), (at, w, form, optional))
     return table
 
 
@@ -131,7 +147,7 @@ def recognise(code: CodeType) -> Message | None:
     plain = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
     if code.co_flags & plain or code.co_freevars or code.co_cellvars or code.co_kwonlyargcount or code.co_argcount > 3:
         return None
-    found = _references().get(_instructions(code))
+    found = _references(code.co_names, code.co_argcount == 3).get(_instructions(code))
     if found is None:
         return None
     x, w, form, optional = found
