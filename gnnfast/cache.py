@@ -4,7 +4,8 @@
   direction. Let go with the tensor, or by the budget.
 - Normalised weights, GCN's and ChebConv's (:data:`cache`, :mod:`gnnfast.pyg.norm`): by ``edge_index`` and constant weights as they
   were, the arguments and what else they depend on (default dtype, deterministic algorithms). Let go likewise. For layers that only
-  sum over GCN's and let nobody see them, with the graph of their edges, under a key of their own: their loops are listed otherwise.
+  sum over GCN's and let nobody see them, with the graph of their edges, under a key of their own: on a GPU their loops are listed
+  otherwise.
 - Measured and compressed features (:data:`cache`, :mod:`gnnfast.features`): by constant features as they were; likewise.
 - Which features a layer has used, and which ``edge_index`` or edge weights were met before (:class:`Sightings`): by the tensor and
   its version, layer and use; the last 256 or more. Only says that they are worth looking at, which looks at them as they are then.

@@ -93,7 +93,7 @@ def make_fa_conv(original: FunctionType) -> Callable[..., Any]:
 
     def fa_conv(module: Any, x: Any, x_0: Any, edge_index: Any, edge_weight: Any, weights: Any) -> Any:
         place = f"pyg {type(module).__name__}"
-        if _is_small(x, edge_index) or is_new_and_tiny(x, edge_index, module):
+        if _is_small(x, edge_index) or is_new_and_tiny(x, edge_index, module, 2):
             return NotImplemented  # propagate says so
         try:
             _check_simple(known, module, x, edge_index)

@@ -74,12 +74,12 @@ def is_new(edge_index: Tensor, owner: object) -> bool:
     return True
 
 
-def is_new_and_tiny(x: Any, edge_index: Any, owner: object) -> bool:
+def is_new_and_tiny(x: Any, edge_index: Any, owner: object, times: int = 1) -> bool:
     """Whether a layer ``owner`` meets a new graph on a CPU of which its parts, each in one operation, are faster than a kernel for
-    the whole: they need no format and nothing that is kept."""
+    the whole: they need no format and nothing that is kept. ``times``: as many edges as of other layers."""
     if type(x) is not Tensor or type(edge_index) is not Tensor or not edge_index.is_cpu or x.dim() != 2 or edge_index.dim() != 2:
         return False
-    return is_new_and_few(edge_index, x.shape[1] * x.element_size(), owner, "tiny cpu")
+    return is_new_and_few(edge_index, x.shape[1] * x.element_size() // times, owner, "tiny cpu")
 
 
 # Ids on a CPU of which no part of a layer that is left has anything to gain: a softmax over so many edges is as fast in PyG, and

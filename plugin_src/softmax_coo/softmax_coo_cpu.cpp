@@ -1,12 +1,11 @@
 #include "softmax_coo.h"
 
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-
 #include <array>
 #include <cmath>
 #include <limits>
-#include <vector>
+
+#include "common/parallel.h"
 
 namespace gnnfast {
 namespace {
@@ -31,31 +30,43 @@ class Groups {
   void shift() const {
     std::vector<T> most(p.num_groups * p.width, -std::numeric_limits<T>::infinity());
     each(most, [&](T& m, int64_t i) { m = in[i] <= m || m != m ? m : in[i]; });  // NaN stays
-    each(most, [&](T m, int64_t i) { out[i] = in[i] - m; });
+    in_parallel(most, [&](T m, int64_t i) { out[i] = in[i] - m; });
   }
 
   void divide() const {
     std::vector<T> sum(p.num_groups * p.width);
     each(sum, [&](T& s, int64_t i) { s += out[i]; });
     for (T& s : sum) s += static_cast<T>(1e-16);
-    each(sum, [&](T s, int64_t i) { out[i] /= s; });
+    in_parallel(sum, [&](T s, int64_t i) { out[i] /= s; });
   }
 
   void gradient() const {
     const T* grad = static_cast<const T*>(p.grad);
     std::vector<T> sum(p.num_groups * p.width);
     each(sum, [&](T& s, int64_t i) { s += in[i] * grad[i]; });
-    each(sum, [&](T s, int64_t i) { out[i] = in[i] * (grad[i] - s); });
+    in_parallel(sum, [&](T s, int64_t i) { out[i] = in[i] * (grad[i] - s); });
   }
 
  private:
-  // Calls f(number of the group, position in a row) for each number, in order.
+  // Calls f(number of the group, position of a number) for the rows [begin, end), in order.
   template <class F>
-  void each(std::vector<T>& of_groups, const F& f) const {
-    for (int64_t e = 0; e < p.num_rows; ++e) {
+  void rows(std::vector<T>& of_groups, int64_t begin, int64_t end, const F& f) const {
+    for (int64_t e = begin; e < end; ++e) {
       T* group = of_groups.data() + index[e] * p.width;
       for (int64_t d = 0; d < p.width; ++d) f(group[d], e * p.width + d);
     }
+  }
+
+  // What changes the numbers of groups: in order, by one thread.
+  template <class F>
+  void each(std::vector<T>& of_groups, const F& f) const {
+    rows(of_groups, 0, p.num_rows, f);
+  }
+
+  template <class F>
+  void in_parallel(std::vector<T>& of_groups, const F& f) const {
+    const int64_t chunks = thread_count(p.num_rows * p.width, kGrain);
+    parallel_chunks(chunks, [&](int64_t c) { rows(of_groups, p.num_rows * c / chunks, p.num_rows * (c + 1) / chunks, f); });
   }
 
   const SoftmaxCooArgs& p;
