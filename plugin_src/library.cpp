@@ -118,9 +118,8 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
       "(Tensor, Tensor)");  // CPU only, as all that follow
   // laplacian/laplacian.h
   m.def(
-      "laplacian_listed(Tensor edge_index, Tensor? weight, int num_nodes, int normalization, float? lambda_max, ScalarType "
-      "dtype) "
-      "-> (Tensor, Tensor)");
+      "laplacian_listed(Tensor edge_index, Tensor? weight, int num_nodes, int normalization, float? lambda_max, "
+      "ScalarType dtype) -> (Tensor, Tensor)");
   // softmax_coo/softmax_coo.h
   m.def("softmax_coo(Tensor src, Tensor index, int num_groups) -> Tensor");
   m.def("softmax_coo_backward(Tensor prob, Tensor grad, Tensor index, int num_groups) -> Tensor");

@@ -102,12 +102,10 @@ def _is_small_gat(module: Any, edge_index: Any, edge_attr: Any) -> bool:
     """The same for GATConv: with edge features, where it gains as much in training as without, and on a CPU at every size, and
     without on a CPU, where its parts, each in one operation, are faster over tiny graphs that are new. What was met before must not
     decide in checkpointing."""
-    if edge_attr is None:
-        return type(edge_index) is Tensor and edge_index.is_cpu and edge_index.dim() == 2 and _is_new_and_tiny(module, edge_index)
-    return _is_small_with_edges(module, edge_index, edge_attr)
-
-
-def _is_new_and_tiny(module: Any, edge_index: Tensor) -> bool:
+    if edge_attr is not None:
+        return _is_small_with_edges(module, edge_index, edge_attr)
+    if type(edge_index) is not Tensor or not edge_index.is_cpu or edge_index.dim() != 2:
+        return False
     return is_new_and_few(edge_index, module.heads * module.out_channels * 4, module, "tiny cpu")
 
 

@@ -83,7 +83,7 @@ def _over_groups(src: Tensor, index: Any, num_nodes: Any) -> Any:
         return NotImplemented
     try:
         out = call(SOFTMAX_COO, torch.is_grad_enabled() and src.requires_grad, (), src, index, num_nodes)
-    except (RuntimeError, NotImplementedError):  # shapes do not fit, or an id is out of range: PyG raises its own
+    except RuntimeError:  # shapes or devices do not fit, or an id is out of range: PyG raises its own
         return NotImplemented
     ran("pyg softmax", "in one operation", "with the bits of PyG's")
     return out
@@ -108,6 +108,7 @@ def make_softmax(original: FunctionType) -> Callable[..., Any]:
                 out = _over_graph(graph, src)
         if out is NotImplemented and on_cpu:
             out = _over_groups(src, index, num_nodes)
-        return out.clone() if out is not NotImplemented and out.requires_grad else out  # users may write into theirs before
+        # Users may write into theirs before the backward pass.
+        return out.clone() if out is not NotImplemented and out.requires_grad else out
 
     return softmax_of

@@ -1,6 +1,7 @@
 #include "softmax_coo.h"
 
 #include <torch/csrc/stable/library.h>
+
 #include <array>
 #include <cmath>
 #include <limits>
