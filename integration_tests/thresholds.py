@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gnnfast.dispatch import select
 from gnnfast.dispatch.select import SMALL, Small
 
 
@@ -17,3 +18,9 @@ def nothing_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gnnfast.lazy.operations.WIDE", 0)
     monkeypatch.setattr("gnnfast.dgl.backend.FEW_EDGES", -1)
     monkeypatch.setattr("gnnfast.dgl.backend.NARROW", 0)
+
+
+def tiny_on_cpu(monkeypatch: pytest.MonkeyPatch, training: int, inference: int | None = None) -> None:
+    """Bytes of messages up to which what a layer does on a CPU is left, over any graph."""
+    for where in ("tiny cpu", "tiny sums cpu"):
+        monkeypatch.setitem(select.SMALL, where, Small(training, training if inference is None else inference))

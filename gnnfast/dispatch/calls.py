@@ -37,7 +37,11 @@ def arguments(
 def over_coo(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, needs_grad: bool) -> Tensor:
     coo = graph.coo
     assert coo is not None
-    return call(SPMM_COO, needs_grad, (), coo[1], coo[0], weight, x, graph.num_dst, REDUCTIONS[reduce], None)  # type: ignore[no-any-return]
+    return scatter(coo[1], coo[0], weight, x, graph.num_dst, reduce, needs_grad)
+
+
+def scatter(row: Tensor, column: Tensor, weight: Tensor | None, x: Tensor, num_rows: int, reduce: str, needs_grad: bool) -> Tensor:
+    return call(SPMM_COO, needs_grad, (), row, column, weight, x, num_rows, REDUCTIONS[reduce], None)  # type: ignore[no-any-return]
 
 
 def over_formats(

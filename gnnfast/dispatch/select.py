@@ -114,8 +114,11 @@ SMALL = {
     "compiled": Small(320 << 20, 128 << 20),
     "cpu": Small(1 << 19, 1 << 19),
     "new cpu": Small(1 << 16, 3 << 16),
+    "new sums cpu": Small(1 << 20, 1 << 20),
     "new cuda": Small(1 << 20, 1 << 20),
     "tiny cpu": Small(1 << 16, 1 << 16),
+    "tiny sums cpu": Small(1 << 18, 1 << 18),
+    "tiny coefficients cpu": Small(1 << 17, 1 << 17),
     "attention cpu": Small(1 << 12, 1 << 12),
     "softmax cpu": Small(1 << 17, 1 << 17),
     "matrices cpu": Small(-1, 1 << 18),
@@ -123,8 +126,6 @@ SMALL = {
     "compiled sums cpu": Small(1 << 19, 1 << 19),
 }
 ON_GPU = frozenset(where for where in SMALL if not where.endswith("cpu"))
-# Up to which, on a CPU, torch's own scatter is faster than a kernel over a graph that is already converted.
-TINY_ON_CPU = 1 << 16
 # Bytes of messages and rows of nodes up to which, in training on a GPU, a mean within a layer that is not normalised is as fast as
 # PyG writes it: kernels are fewer launches, but their gradients are Python (SAGEConv on 32 to 1,024 molecules, 128 samples: 0.92 to
 # 1.03 of PyG; by torch's operations alone, 0.90 to 1.08). Above, up to SMALL, it is where the graph is new (0.88 to 0.93); a sum

@@ -80,7 +80,7 @@ def _is_small(x: Any, edge_index: Any) -> bool:
     """Whether FAConv, whose gradients are several kernels, meets a graph that is too small for them."""
     if not (type(x) is type(edge_index) is Tensor and x.dim() == edge_index.dim() == 2):
         return False
-    training, where = torch.is_grad_enabled(), "cuda" if x.is_cuda else "tiny cpu"
+    training, where = torch.is_grad_enabled(), "cuda" if x.is_cuda else "tiny coefficients cpu"
     if not (training or x.is_cuda) or guards.context():
         return False
     return cannot_win(edge_index.shape[1] * x.shape[1] * x.element_size(), training, settings(), where)
@@ -93,7 +93,7 @@ def make_fa_conv(original: FunctionType) -> Callable[..., Any]:
 
     def fa_conv(module: Any, x: Any, x_0: Any, edge_index: Any, edge_weight: Any, weights: Any) -> Any:
         place = f"pyg {type(module).__name__}"
-        if _is_small(x, edge_index) or is_new_and_tiny(x, edge_index, module, 2):
+        if _is_small(x, edge_index) or is_new_and_tiny(x, edge_index, module, "tiny coefficients cpu"):
             return NotImplemented  # propagate says so
         try:
             _check_simple(known, module, x, edge_index)

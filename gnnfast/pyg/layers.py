@@ -21,16 +21,17 @@ from gnnfast import features, guards
 from gnnfast.cache import Sightings
 from gnnfast.config import settings
 from gnnfast.dispatch.execute import Linear, aggregate, linear_layer
-from gnnfast.dispatch.select import FEW_BYTES, TINY_ON_CPU, Layer, cannot_win, linear_first, saves_little
+from gnnfast.dispatch.select import FEW_BYTES, Layer, cannot_win, linear_first, saves_little
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.guards import tracing_state
 from gnnfast.hardware import relative_bandwidth
 from gnnfast.patching import class_of, is_dispatched
+from gnnfast.pyg import listed
 from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.known import is_linear
 from gnnfast.pyg.messages import GINE
 from gnnfast.pyg.norm import make_normalising, normalised, sharing
-from gnnfast.pyg.small import are_few, bounds, is_new_and_few, is_new_and_tiny, most_ids, remember
+from gnnfast.pyg.small import are_few, bounds, is_new, is_new_and_tiny, most_ids, of_sums, remember
 from gnnfast.pyg.verdict import CALLED, check_module, module_hooks, reduction_of, served, watch_of
 from gnnfast.reporting import fell_back, ran
 from gnnfast.stream import is_capturing
@@ -95,9 +96,9 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
         in_order = make_normalising(original, False) if form.normalised and not form.first else lambda *_: NotImplemented
 
         def forward(module: Any, x: Any, edge_index: Any, *rest: Any) -> Any:
-            if (_has_kept_few(module) if form.normalised else _is_few(module, x, edge_index)) or guards.context():
+            if (_has_kept_few(module) if form.normalised else _is_few(form, module, x, edge_index)) or guards.context():
                 return NotImplemented
-            if form.hops and is_new_and_tiny(x, edge_index, module):
+            if form.hops and is_new_and_tiny(x, edge_index, module, "tiny sums cpu") and _keeps_order(form, module, edge_index):
                 return NotImplemented
             weight, size = (None if at is None else rest[at] for at in (at_weight, at_size))
             parts = parts_of(form, known, module, at_weight is not None)
@@ -124,7 +125,7 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
     return make
 
 
-def _is_few(module: Any, x: Any, edge_index: Any) -> bool:
+def _is_few(form: Form, module: Any, x: Any, edge_index: Any) -> bool:
     """Whether there is nothing to gain: on a GPU, but for means, which are only left in training, over a graph that is very small
     or new; on a CPU where it is new, or tiny in training. ``propagate``, which PyG's own calls next, says so and need not ask
     again. Replays of a captured step do not ask the host."""
@@ -139,7 +140,7 @@ def _is_few(module: Any, x: Any, edge_index: Any) -> bool:
         return False
     row_bytes = x.shape[1] * x.element_size()
     if not x.is_cuda:
-        return _is_few_on_cpu(module, x, edge_index, row_bytes)
+        return _is_few_on_cpu(form, module, x, edge_index, row_bytes)
     aggr = module.__dict__.get("aggr")
     if aggr not in _PLAIN:  # what PyG makes of several reductions is many operations
         return False
@@ -149,7 +150,7 @@ def _is_few(module: Any, x: Any, edge_index: Any) -> bool:
     if not cannot_win(moved, training, settings()) or is_capturing() or torch.are_deterministic_algorithms_enabled():
         return False
     if aggr != "mean":
-        remember(module, "x", x, edge_index, (most_ids(x, False), most_ids(x, True)))
+        remember(module, "x", x, edge_index, (most_ids(x, False, "cuda"), most_ids(x, True, "cuda")))
     elif training and (num_edges + x.shape[0]) * row_bytes <= FEW_BYTES * relative_bandwidth():
         most = int(FEW_BYTES * relative_bandwidth() // (row_bytes or 1)) - x.shape[0]
         remember(module, "x", x, edge_index, (-1, 2 * most))
@@ -159,17 +160,28 @@ def _is_few(module: Any, x: Any, edge_index: Any) -> bool:
     return True
 
 
-def _is_few_on_cpu(module: Any, x: Tensor, edge_index: Tensor, row_bytes: int) -> bool:
-    few = False
+def _is_few_on_cpu(form: Form, module: Any, x: Tensor, edge_index: Tensor, row_bytes: int) -> bool:
+    few, reduce, training = False, reduction_of(module), torch.is_grad_enabled()
     if id(type(module)) in served:
-        training = torch.is_grad_enabled() and not saved_tensors_are_watched() and reduction_of(module) in LINEAR
-        if training and are_few(edge_index, row_bytes, "tiny cpu"):
-            remember(module, "x", x, edge_index, (-1, most_ids(x, True)))  # in inference they gain
+        tiny, new = of_sums(x, reduce)
+        decides = reduce in LINEAR and not saved_tensors_are_watched() if training else True
+        if decides and are_few(edge_index, row_bytes, tiny):
+            remember(module, "x", x, edge_index, (most_ids(x, False, tiny), most_ids(x, True, tiny) if reduce in LINEAR else -1))
             few = True
         else:
-            few = is_new_and_few(edge_index, row_bytes, module)
+            few = are_few(edge_index, row_bytes, new) and _keeps_order(form, module, edge_index) and is_new(edge_index, module)
     left.edge_index = edge_index if few else None
     return few
+
+
+def _keeps_order(form: Form, module: Any, edge_index: Tensor) -> bool:
+    """Whether a layer, once it is served, still aggregates before it multiplies: the other order rounds otherwise."""
+    lin = module.__dict__["_modules"].get(form.lin)
+    weight = None if lin is None else lin._parameters.get("weight")
+    hops = module.__dict__.get(form.hops, 1)
+    if type(weight) not in guards.PLAIN or type(hops) is not int:
+        return False
+    return saves_little("cpu", edge_index.shape[1], weight.shape[1], weight.shape[0], hops)  # type: ignore[union-attr]
 
 
 class _Left(threading.local):
@@ -470,10 +482,11 @@ def _gin(known: Any, module: Any, x: Tensor, edge_index: Any, edge_attr: Tensor 
         return NotImplemented
     own, is_cuda = module.__dict__, x.is_cuda
     training, row_bytes = torch.is_grad_enabled(), x.shape[1] * x.element_size()
-    where = "cuda" if is_cuda else "new cpu" if edge_attr is None else "cpu"
-    small = cannot_win(edge_index.shape[1] * row_bytes, training, settings(), where)
-    if small and not is_cuda and edge_index.shape[1] * row_bytes > TINY_ON_CPU:
-        # Kernels win from the second step on, if it is over the same graph.
+    tiny, new = of_sums(x, "sum") if edge_attr is None else ("tiny cpu", "cpu")
+    nbytes, current = edge_index.shape[1] * row_bytes, settings()
+    small = cannot_win(nbytes, training, current, "cuda" if is_cuda else new)
+    if small and not is_cuda and not cannot_win(nbytes, training, current, tiny):
+        # A format wins from the second step on, if it is over the same graph.
         small = not (saved_tensors_are_watched() or _met.again(edge_index, id(module)))
     eps = own["_buffers"].get("eps", own["_parameters"].get("eps"))
     if guards.operand("x", x) or x.dtype not in FEATURE_DTYPES:
@@ -516,6 +529,11 @@ def _scattered(module: Any, x: Tensor, eps: Tensor, edge_index: Tensor, edge_att
         raise Unsupported("the edges are not as PyG wants them")
     if edge_attr is not None and edge_attr.shape[0] != edge_index.shape[1]:
         raise Unsupported("there are not as many edge features as edges")
+    if edge_attr is None and listed.pays(edge_index):
+        out = listed.aggregate(edge_index, True, None, x, x.shape[0], "sum")
+        if out is not NotImplemented:
+            ran(place, "gas sum", "too small to gain")
+            return out.add_((1 + eps) * x)
     src, dst = edge_index.unbind()
     try:
         messages = x.index_select(0, src)

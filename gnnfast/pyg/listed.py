@@ -1,4 +1,4 @@
-"""What PyG's functions make of an ``edge_index`` on a CPU, in one operation each instead of four to twenty: the same tensors with
+"""What PyG makes of an ``edge_index`` on a CPU, in one operation each instead of four to twenty: the same tensors with
 the same bits, so that nothing but the time tells which ran. For graphs that are new, or so small that nothing is kept of them."""
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from gnnfast import guards
+from gnnfast.dispatch.calls import scatter
+from gnnfast.pyg.small import LISTED, of_sums
 from gnnfast.types import REORDERED
 
 _ops = torch.ops.gnnfast
+_STRIDED = torch.strided
 
 
 def _takes(edge_index: Any) -> bool:
@@ -29,6 +32,30 @@ def _takes_weight(weight: Any, edge_index: Tensor) -> bool:
     if guards.operand("weight", weight) or weight.dtype not in REORDERED or not weight.is_cpu:
         return False
     return weight.shape == edge_index.shape[1:] and not (torch.is_grad_enabled() and weight.requires_grad)
+
+
+# Ids of so few edges that a gradient in Python takes longer than the operations of PyG.
+FEW_IN_TRAINING = 1 << 10
+
+
+def pays(edge_index: Any) -> bool:
+    """Whether :func:`aggregate` is faster than PyG's operations."""
+    if type(edge_index) is not Tensor or not edge_index.is_cpu:
+        return False
+    return not torch.is_grad_enabled() or edge_index.numel() >= FEW_IN_TRAINING
+
+
+def aggregate(edge_index: Tensor, to_target: bool, weight: Tensor | None, x: Tensor, num_dst: int, reduce: str) -> Any:
+    """``x [num_src, F]``, times a ``weight [E]`` or ``[E, H]`` of its dtype, reduced over the edges into ``[num_dst, F]``;
+    ``NotImplemented``: PyG's own must run. An extremum and weights get no gradient here."""
+    if x.layout is not _STRIDED or not num_dst or of_sums(x, reduce, weight) is not LISTED or edge_index.dtype is not torch.int64:
+        return NotImplemented
+    needs_grad = torch.is_grad_enabled() and x.requires_grad
+    src, dst = edge_index.unbind()
+    try:
+        return scatter(dst if to_target else src, src if to_target else dst, weight, x, num_dst, reduce, needs_grad)
+    except RuntimeError:  # an id is out of range: PyG raises its own
+        return NotImplemented
 
 
 def _number_of_nodes(edge_index: Tensor) -> int:

@@ -355,7 +355,7 @@ def make_normalising(original: FunctionType, asks: bool = True) -> Callable[...,
         edge_index = arguments[position]
         if of_its_own and _is_left(edge_index, None, "layer"):
             return passing(edge_index, original, *arguments)
-        if asks and not of_its_own and is_new_and_tiny(arguments[1], edge_index, module):
+        if asks and not of_its_own and is_new_and_tiny(arguments[1], edge_index, module, "tiny sums cpu"):
             return NotImplemented
         reduce = "" if guards.context() else keeps_to_itself(module, cls)
         if not reduce or not is_dispatched(getattr(cls, "__norm__", None) or original.__globals__.get("gcn_norm")):

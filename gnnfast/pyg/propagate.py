@@ -22,13 +22,13 @@ from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_SRC
 from gnnfast.guards import tracing_state
 from gnnfast.patching import left_alone
-from gnnfast.pyg import bounded, general
+from gnnfast.pyg import bounded, general, listed
 from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.as_written import as_written, rule_of
 from gnnfast.pyg.attention import dot_attention, is_first_and_small, is_small_transformer
 from gnnfast.pyg.layers import is_product, left
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, Message, means_relu
-from gnnfast.pyg.small import bounds, is_new, most_ids, parts_are_few, remember
+from gnnfast.pyg.small import LISTED, PARTS, bounds, is_new, most_ids, of_sums, parts_are_few, remember
 from gnnfast.pyg.verdict import COLLECT, GENERIC, OfClass, Verdict, check_module, reduction_of, refused, served
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import EXTREMA, FEATURE_DTYPES, INDEX_DTYPES
@@ -87,9 +87,22 @@ def _left(
     original: FunctionType, module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str, place: str, why: str
 ) -> Any:
     left.edge_index = None
-    out = NotImplemented if guards.context() else as_written(module, edge_index, size, kwargs, collect)
+    out = NotImplemented
+    if not guards.context():
+        if listed.pays(edge_index) and _is_sum(module):
+            try:
+                return _propagate(module, edge_index, size, kwargs, collect, why)
+            except Unsupported:
+                pass
+        out = as_written(module, edge_index, size, kwargs, collect)
     ran(place, "PyG's own", why if out is NotImplemented else _ALONE[why])
     return _run(original, module, edge_index, size, kwargs) if out is NotImplemented else out
+
+
+def _is_sum(module: Any) -> bool:
+    """Whether what is left reduces features, times weights or not."""
+    verdict = served.get(id(type(module)))
+    return verdict is not None and verdict.message is not DOT_ATTENTION and verdict.message.form not in RELU_FORMS
 
 
 def _run(original: FunctionType, module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:
@@ -162,14 +175,14 @@ def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> str:
     row_bytes = (x.shape[1] if x.dim() == 2 else _row(module, x)) * x.element_size()
     if not cannot_win(edge_index.shape[-1] * row_bytes, training, settings()) or torch.are_deterministic_algorithms_enabled():
         return ""
-    _remember(module, verdict, x, edge_index)
+    _remember(module, verdict, x, edge_index, "cuda")
     return SMALL
 
 
-def _remember(module: Any, verdict: Verdict, x: Tensor, edge_index: Tensor) -> None:
+def _remember(module: Any, verdict: Verdict, x: Tensor, edge_index: Tensor, where: str) -> None:
     if x.dim() == 2:
-        in_training = -1 if reduction_of(module) in EXTREMA else most_ids(x, True)
-        remember(module, verdict.message.feature, x, edge_index, (most_ids(x, False), in_training))
+        in_training = -1 if reduction_of(module) in EXTREMA else most_ids(x, True, where)
+        remember(module, verdict.message.feature, x, edge_index, (most_ids(x, False, where), in_training))
 
 
 def _row(module: Any, x: Tensor) -> int:
@@ -196,15 +209,17 @@ def _small_on_cpu(module: Any, edge_index: Tensor, kwargs: dict[str, Any], verdi
         return ""
     row_bytes = (x.shape[1] if x.dim() == 2 else _row(module, x)) * x.element_size()
     nbytes, training, current = edge_index.numel() // 2 * row_bytes, torch.is_grad_enabled(), settings()
-    if cannot_win(nbytes, training, current, "tiny cpu") and not (training and reduction_of(module) in EXTREMA):
-        _remember(module, verdict, x, edge_index)
-        return SMALL
     weight = None if verdict.message.weight is None else kwargs.get(verdict.message.weight)
+    reduce = reduction_of(module)
+    tiny, new = kind = PARTS if verdict.message.form in RELU_FORMS else of_sums(x, reduce, weight)
+    if cannot_win(nbytes, training, current, tiny) and not (training and reduce in EXTREMA):
+        _remember(module, verdict, x, edge_index, tiny)
+        return SMALL
     if isinstance(weight, Tensor) and weight.requires_grad:  # whose gradient is summed over features in another order
         return ""
     if running.passing is edge_index:  # in several propagations, for which it would be converted
-        return NEW_AND_SMALL if cannot_win(nbytes // 4, training, current, "new cpu") else ""
-    if not cannot_win(nbytes, training, current, "new cpu"):
+        return NEW_AND_SMALL if cannot_win(nbytes if kind is LISTED else nbytes // 4, training, current, new) else ""
+    if not cannot_win(nbytes, training, current, new):
         return ""
     return NEW_AND_SMALL if is_new(edge_index, module) and cache.origin(edge_index) is None else ""
 
@@ -219,7 +234,7 @@ def make_generic(original: FunctionType) -> Callable[..., Any]:
     return generic
 
 
-def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str) -> Any:
+def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str, small: str = "") -> Any:
     if (type(edge_index) is not Tensor or edge_index.layout is not _STRIDED) and not _is_edge_index(edge_index):
         if module.fuse and _is_sparse(edge_index):
             return NotImplemented  # PyG's fused route, which gnnfast.pyg.sparse serves
@@ -247,7 +262,14 @@ def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], 
     features, weight, restore = _operands(module, message, edge_index, num_dst, x, weight)
     if features.is_cuda:
         ids.check()  # of earlier calls; in this one PyG raises its own error
-    out = _over_graph(module, edge_index, (num_src, num_dst, to_target), features, weight, reduce, verdict.place)
+    sizes = num_src, num_dst, to_target
+    if small:
+        out = listed.aggregate(edge_index, to_target, weight, features, num_dst, reduce)
+        if out is NotImplemented:
+            raise Unsupported(small)
+        ran(verdict.place, f"gas {reduce}", small)
+    else:
+        out = _over_graph(module, edge_index, sizes, features, weight, reduce, verdict.place)
     if restore is not None:
         out = restore(out)
     return _updated(module, verdict.update, out, kwargs)

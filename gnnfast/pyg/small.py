@@ -17,6 +17,7 @@ from gnnfast.config import is_overridden, settings
 from gnnfast.dispatch.select import most_left
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.guards import tracing_state
+from gnnfast.types import LINEAR, REORDERED
 
 _deterministic = torch._C._get_deterministic_algorithms
 _met = Sightings()
@@ -35,6 +36,20 @@ class _Returning:
 
 
 returning: dict[int, _Returning] = {}  # by the id of the layer
+
+
+# Where edges are few (SMALL), over any graph and over one that is new: of what is left to PyG's operations, and of what runs as one
+# operation over the edges as they are listed.
+PARTS, LISTED = ("tiny cpu", "new cpu"), ("tiny sums cpu", "new sums cpu")
+
+
+def of_sums(x: Tensor, reduce: str | None, weight: Any = None) -> tuple[str, str]:
+    """Which of them a reduction of features on a CPU is, times weights or not (:func:`gnnfast.pyg.listed.aggregate`)."""
+    if x.dtype not in REORDERED or reduce is None:
+        return PARTS
+    if torch.is_grad_enabled() and (reduce not in LINEAR or (isinstance(weight, Tensor) and weight.requires_grad)):
+        return PARTS  # whose gradients are summed in another order, or need a format
+    return LISTED
 
 
 def are_few(edge_index: Tensor, row_bytes: int, where: str = "new cpu") -> bool:
@@ -74,12 +89,12 @@ def is_new(edge_index: Tensor, owner: object) -> bool:
     return True
 
 
-def is_new_and_tiny(x: Any, edge_index: Any, owner: object, times: int = 1) -> bool:
+def is_new_and_tiny(x: Any, edge_index: Any, owner: object, where: str) -> bool:
     """Whether a layer ``owner`` meets a new graph on a CPU of which its parts, each in one operation, are faster than a kernel for
-    the whole: they need no format and nothing that is kept. ``times``: as many edges as of other layers."""
+    the whole: they need no format and nothing that is kept."""
     if type(x) is not Tensor or type(edge_index) is not Tensor or not edge_index.is_cpu or x.dim() != 2 or edge_index.dim() != 2:
         return False
-    return is_new_and_few(edge_index, x.shape[1] * x.element_size() // times, owner, "tiny cpu")
+    return is_new_and_few(edge_index, x.shape[1] * x.element_size(), owner, where)
 
 
 # Ids on a CPU of which no part of a layer that is left has anything to gain: a softmax over so many edges is as fast in PyG, and
@@ -133,7 +148,7 @@ def remember(module: object, feature: str, x: Tensor, edge_index: Tensor, ids: t
         bounds[id(module)] = Bound(module, feature, x, edge_index, ids)
 
 
-def most_ids(x: Tensor, training: bool) -> int:
+def most_ids(x: Tensor, training: bool, where: str) -> int:
     """The ids of so many edges that rows of ``x`` at each are the most that may be too few to gain from a kernel."""
     row_bytes = x.shape[1] * x.element_size() or 1
-    return 2 * int(most_left(training, settings(), "cuda" if x.is_cuda else "tiny cpu") // row_bytes)
+    return 2 * int(most_left(training, settings(), where) // row_bytes)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from comparison import compare, run
 from graphs import GRAPHS, relative_error
+from thresholds import tiny_on_cpu
 from torch import nn as tnn
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn
@@ -232,7 +233,7 @@ FEW = "PyG's own"
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("name", ["GINEConv", "GINEConv, edge_dim"])
 def test_small_graphs(name, graph, device, small, monkeypatch):
-    monkeypatch.setattr("gnnfast.pyg.layers.TINY_ON_CPU", 1 << 19)
+    tiny_on_cpu(monkeypatch, 1 << 19)
     x, edge_index, edge_attr = arguments(name, graph, device)
     report = compare(layer_of(name, device), x, edge_index, edge_attr, tolerance=1e-9)
     assert kinds(report) == {FEW} and not report.fallbacks

@@ -10,6 +10,7 @@ import pytest
 import torch
 from comparison import compare, without
 from graphs import GRAPHS, relative_error
+from thresholds import tiny_on_cpu
 
 import gnnfast
 from gnnfast.dispatch import select
@@ -349,7 +350,7 @@ def test_small_graphs(name, graph, device, small):
 
 def test_graphs_that_are_not_so_small_are_served_when_met_again(device, small, monkeypatch):
     """In training on a GPU. On a CPU the layer is served from then on."""
-    monkeypatch.setitem(select.SMALL, "tiny cpu", select.Small(-1, -1))
+    tiny_on_cpu(monkeypatch, -1)
     monkeypatch.setattr("gnnfast.pyg.layers.FEW_BYTES", 0)
     edge_index, n, _ = GRAPHS["random"]()
     layer, x = nn.SAGEConv(F, 5).to(device), torch.randn(n, F, device=device)
@@ -369,7 +370,7 @@ def test_graphs_that_are_not_so_small_are_served_when_met_again(device, small, m
 def test_sums_of_small_graphs_are_left_alone_in_training(device, small, monkeypatch):
     """On a GPU, and where no gradient passes through the messages, of twice as many. On a CPU these alone, of graphs that are
     new."""
-    monkeypatch.setitem(select.SMALL, "tiny cpu", select.Small(-1, -1))
+    tiny_on_cpu(monkeypatch, -1)
     monkeypatch.setattr("gnnfast.pyg.layers.FEW_BYTES", 0)
     edge_index, n, _ = GRAPHS["random"]()
     edge_index, x = edge_index.to(device), torch.randn(n, F, device=device)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from comparison import compare, run
 from graphs import relative_error
+from thresholds import tiny_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 import gnnfast
@@ -389,7 +390,7 @@ def test_small_gin_leaves_its_operands_alone(device, small):
 
 def test_small_gin_is_served_by_kernels_again(device, small, monkeypatch):
     """On a CPU, from the second time on that a layer meets a graph; on a GPU they would not win, nor on a tiny one."""
-    monkeypatch.setattr("gnnfast.pyg.layers.TINY_ON_CPU", 0)
+    tiny_on_cpu(monkeypatch, -1)
     edge_index, nodes = graph_of("hub", device)
     x, layer = torch.randn(nodes, F, dtype=torch.float64, device=device), gin().to(device)
     kernels = []

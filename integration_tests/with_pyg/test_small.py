@@ -10,6 +10,7 @@ import torch
 from comparison import without
 from gnnfast.benchmarks import convs
 from graphs import GRAPHS, relative_error
+from thresholds import tiny_on_cpu
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn
 from torch_geometric.utils import scatter
@@ -17,10 +18,10 @@ from torch_geometric.utils import scatter
 import gnnfast
 from gnnfast.dispatch import select
 from gnnfast.lazy import rows
-from gnnfast.pyg import small, verdict
+from gnnfast.pyg import listed, small, verdict
 
 F = 6
-TINY = select.SMALL["tiny cpu"]
+SIZES = dict(select.SMALL)
 SMALL = "too small to gain"
 
 LAYERS = {
@@ -39,8 +40,9 @@ LAYERS = {
 
 @pytest.fixture(autouse=True)
 def small_cpu(small, monkeypatch):
-    """As they are where nothing is tested, but that of no graph everything is left."""
-    monkeypatch.setitem(select.SMALL, "tiny cpu", select.Small(-1, -1))
+    """As they are where nothing is tested, but that of no graph everything is left, and that gradients of few edges are ours."""
+    tiny_on_cpu(monkeypatch, -1)
+    monkeypatch.setattr(listed, "FEW_IN_TRAINING", 0)
 
 
 @pytest.mark.parametrize(("training", "inference"), [(True, False), (False, True), (False, False)])
@@ -48,7 +50,7 @@ def test_tiny_graphs_are_always_left(training, inference, monkeypatch):
     edge_index, n, _ = GRAPHS["random"]()
     x, layer, nbytes = torch.randn(n, F), nn.SimpleConv(), edge_index.shape[1] * F * 4
     nn.SimpleConv()(x, edge_index)
-    monkeypatch.setitem(select.SMALL, "tiny cpu", select.Small(nbytes - (not training), nbytes - (not inference)))
+    tiny_on_cpu(monkeypatch, nbytes - (not training), nbytes - (not inference))
     for grad, left in ((True, training), (False, inference), (True, training)):
         with torch.set_grad_enabled(grad):
             for _ in range(3):
@@ -57,21 +59,19 @@ def test_tiny_graphs_are_always_left(training, inference, monkeypatch):
             assert torch.equal(found, without(lambda: layer(x, edge_index)))
 
 
-def test_a_layer_that_gains_in_one_node_is_left_in_training_alone(monkeypatch):
-    monkeypatch.setitem(select.SMALL, "tiny cpu", select.Small(1 << 40, 1 << 40))
+def test_a_layer_in_one_node_is_left(monkeypatch):
+    tiny_on_cpu(monkeypatch, 1 << 40)
     edge_index, n, _ = GRAPHS["random"]()
     x, layer = torch.randn(n, F), nn.SAGEConv(F, 5)
-    for _ in range(2):
-        layer(x, edge_index)
-        with torch.no_grad():
-            layer(x, edge_index)
-            assert not is_left(lambda: layer(x, edge_index))
-        assert is_left(lambda: layer(x, edge_index))
+    layer(x, edge_index)
+    for grad in (False, True, False, True):
+        with torch.set_grad_enabled(grad):
+            assert is_left(lambda: layer(x, edge_index))
 
 
 def test_a_maximum_is_no_sum_where_another_layer_of_its_class_is(monkeypatch):
     """What a class was found to be last says nothing of how another layer of it reduces."""
-    monkeypatch.setitem(select.SMALL, "tiny cpu", select.Small(1 << 40, 1 << 40))
+    tiny_on_cpu(monkeypatch, 1 << 40)
     edge_index, n, _ = GRAPHS["random"]()
     x, sums, maxima = torch.randn(n, F), nn.SimpleConv(aggr="sum"), nn.SimpleConv(aggr="max")
     for layer in (maxima, sums):
@@ -113,7 +113,7 @@ def test_what_is_known_to_be_few(device, monkeypatch):
 
 
 def test_what_is_known_to_be_few_is_let_go(monkeypatch):
-    monkeypatch.setitem(select.SMALL, "tiny cpu", select.Small(1 << 40, 1 << 40))
+    tiny_on_cpu(monkeypatch, 1 << 40)
     edge_index, n, _ = GRAPHS["random"]()
     layer, x = nn.SimpleConv(), torch.randn(n, F)
     for _ in range(2):
@@ -139,7 +139,7 @@ def places(call):
 
 
 def is_left(call):
-    return all(kernel == "PyG's own" and reason.startswith(SMALL) for kernel, reason in places(call))
+    return all((kernel == "PyG's own" or kernel.startswith("gas ")) and reason.startswith(SMALL) for kernel, reason in places(call))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -149,7 +149,7 @@ def is_left(call):
 def test_no_call_differs_from_another(tiny, name, graph, dtype, monkeypatch):
     """The first call over a graph, later ones, and PyG's."""
     if tiny:
-        monkeypatch.setitem(select.SMALL, "tiny cpu", select.Small(1 << 40, 1 << 40))
+        tiny_on_cpu(monkeypatch, 1 << 40)
     edge_index, *sizes = GRAPHS[graph]()
     x, layer = torch.randn(max(sizes), F, dtype=dtype), LAYERS[name]().to(dtype)
     found = [results(layer, x, edge_index) for _ in range(3)]
@@ -209,7 +209,7 @@ def test_what_is_large_or_asked_for_is_served(monkeypatch):
             assert not is_left(lambda: layer(x, edge_index.clone()))
     fewest = edge_index.shape[1] * F * 4
     for most, left in ((fewest, True), (fewest - 1, False)):
-        monkeypatch.setitem(select.SMALL, "new cpu", select.Small(most, most))
+        monkeypatch.setitem(select.SMALL, "new sums cpu", select.Small(most, most))
         assert is_left(lambda: layer(x, edge_index.clone())) == left
 
 
@@ -287,7 +287,8 @@ def test_the_first_steps_of_a_class_may_be_checkpointed(name, num_edges, device,
     """Between the first forward pass and its repetition it is found out what the class computes."""
     for known in (verdict._verdicts, verdict._steps, verdict._refusals, verdict.served):
         known.clear()
-    monkeypatch.setitem(select.SMALL, "tiny cpu", TINY)
+    for where in ("tiny cpu", "tiny sums cpu"):
+        monkeypatch.setitem(select.SMALL, where, SIZES[where])
     monkeypatch.setattr(rows, "FEW_ON_CPU", 512)
     torch.manual_seed(0)
     edge_index, x = torch.randint(70, (2, num_edges)).to(device), torch.randn(70, 16).to(device)
@@ -361,11 +362,11 @@ def test_parts_are_asked_again_after_an_error(monkeypatch):
     assert asked
 
 
-@pytest.mark.parametrize("few", [True, False])
-def test_what_is_missing_is_missed_by_pyg(few, monkeypatch):
+@pytest.mark.parametrize("left", [True, False])
+def test_what_is_missing_is_missed_by_pyg(left, monkeypatch):
     edge_index, n, _ = GRAPHS["random"]()
     layer, x = nn.SimpleConv(), torch.randn(n, F)
-    monkeypatch.setitem(select.SMALL, "tiny cpu", select.Small(*(2 * [1 << 20 if few else -1])))
+    tiny_on_cpu(monkeypatch, 1 << 20 if left else -1)
     for _ in range(3):
         layer(x, edge_index)
     monkeypatch.delattr("torch_geometric.nn.aggr.base.scatter")

@@ -71,8 +71,9 @@ void reduce_weighted(const SpmmCooArgs& p, const Picked& picked, int count) {
   return p.x_degree ? reduce_picked<T, OP, true, true>(p, picked, count) : reduce_picked<T, OP, true, false>(p, picked, count);
 }
 
+// Returns how many edges the rows have.
 template <class T>
-void reduce_rows(const SpmmCooArgs& p, int64_t row_begin, int64_t row_end) {
+int64_t reduce_rows(const SpmmCooArgs& p, int64_t row_begin, int64_t row_end) {
   using A = acc_t<T>;
   const int64_t rows = row_end - row_begin, width = p.width;
   A* out = static_cast<A*>(p.out) + row_begin * width;
@@ -84,10 +85,12 @@ void reduce_rows(const SpmmCooArgs& p, int64_t row_begin, int64_t row_end) {
   for (int64_t row = 0; counts && row < rows; ++row) degree[row] = 0;
 
   Picked picked;
+  int64_t taken = 0;
   for (int64_t begin = 0; begin < p.num_edges; begin += Picked::kMost) {
     const int64_t end = begin + Picked::kMost < p.num_edges ? begin + Picked::kMost : p.num_edges;
     const int count = p.index64 ? pick<int64_t>(p, row_begin, row_end, begin, end, picked)
                                 : pick<int32_t>(p, row_begin, row_end, begin, end, picked);
+    taken += count;
     for (int i = 0; counts && i < count; ++i) degree[picked.row[i] - row_begin] += 1;
     switch (p.op) {
       case kCooSum:
@@ -110,12 +113,15 @@ void reduce_rows(const SpmmCooArgs& p, int64_t row_begin, int64_t row_end) {
       for (int64_t f = 0; f < width; ++f) out[f] /= edges;
   }
   if (p.op == kCooMax) delete[] degree;
+  return taken;
 }
 
 }  // namespace
 
-void spmm_coo_rows(const SpmmCooArgs& p, DType dtype, int64_t row_begin, int64_t row_end) {
-  dispatch_dtype(dtype, [&](auto type) { reduce_rows<typename decltype(type)::type>(p, row_begin, row_end); });
+int64_t spmm_coo_rows(const SpmmCooArgs& p, DType dtype, int64_t row_begin, int64_t row_end) {
+  int64_t taken = 0;
+  dispatch_dtype(dtype, [&](auto type) { taken = reduce_rows<typename decltype(type)::type>(p, row_begin, row_end); });
+  return taken;
 }
 
 }  // namespace gnnfast::GNNFAST_ISA

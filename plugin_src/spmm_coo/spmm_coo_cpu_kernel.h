@@ -4,9 +4,9 @@
 #include "spmm_coo_args.h"
 
 namespace gnnfast {
-#define GNNFAST_DECLARE(ISA)                                                                    \
-  namespace ISA {                                                                               \
-  void spmm_coo_rows(const SpmmCooArgs& args, DType dtype, int64_t row_begin, int64_t row_end); \
+#define GNNFAST_DECLARE(ISA)                                                                       \
+  namespace ISA {                                                                                  \
+  int64_t spmm_coo_rows(const SpmmCooArgs& args, DType dtype, int64_t row_begin, int64_t row_end); \
   }
 GNNFAST_DECLARE(baseline)
 GNNFAST_DECLARE(avx2)
