@@ -104,7 +104,7 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   m.def("spmm_sparse_features_edges(" GNNFAST_GRAPH ", Tensor xrowptr, Tensor xcol, Tensor xval, Tensor grad) -> Tensor");
   // spmm_coo/spmm_coo.h
   m.def(
-      "spmm_coo(Tensor row, Tensor column, Tensor? weight, Tensor x, int num_rows, int reduce, Tensor? degree=None) -> "
+      "spmm_coo(Tensor row, Tensor? column, Tensor? weight, Tensor x, int num_rows, int reduce, Tensor? degree=None) -> "
       "(Tensor, Tensor)");
   m.def(
       "spmm_coo_backward(Tensor row, Tensor column, Tensor weight, Tensor self, Tensor grad, Tensor? degree=None) -> "

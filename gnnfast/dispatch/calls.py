@@ -40,7 +40,9 @@ def over_coo(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, needs_
     return scatter(coo[1], coo[0], weight, x, graph.num_dst, reduce, needs_grad)
 
 
-def scatter(row: Tensor, column: Tensor, weight: Tensor | None, x: Tensor, num_rows: int, reduce: str, needs_grad: bool) -> Tensor:
+def scatter(
+    row: Tensor, column: Tensor | None, weight: Tensor | None, x: Tensor, num_rows: int, reduce: str, needs_grad: bool
+) -> Tensor:
     return call(SPMM_COO, needs_grad, (), row, column, weight, x, num_rows, REDUCTIONS[reduce], None)  # type: ignore[no-any-return]
 
 

@@ -1,6 +1,7 @@
 """SpMM over COO (GAS). Contract and citations: ``plugin_src/spmm_coo/spmm_coo.h``.
 
-``spmm_coo(row [E], column [E], weight [E] | [E, H] | None, x [N, F], num_rows, reduce, x_degree [N] | None) -> [M, F], degree``;
+``spmm_coo(row [E], column [E] | None, weight [E] | [E, H] | None, x [N, F], num_rows, reduce, x_degree [N] | None) -> [M, F],
+degree``; without columns, on a CPU, ``x [E, F]`` has a row for each edge;
 reduce as in :data:`gnnfast.types.REDUCTIONS`; with ``x_degree`` (int32), row j of x counts as ``x[j] / max(x_degree[j], 1)``;
 ``degree [M]`` (int32) is that of a mean, else empty. Max and min have no gradient here: the selector converts to CSR for them.
 """
@@ -20,9 +21,7 @@ _SUM, _MEAN, _EXTREMA = REDUCTIONS["sum"], REDUCTIONS["mean"], tuple(REDUCTIONS[
 
 
 @torch.library.register_fake("gnnfast::spmm_coo")
-def _(
-    row: Tensor, column: Tensor, weight: Any, x: Tensor, num_rows: int, reduce: int, x_degree: Any = None
-) -> tuple[Tensor, Tensor]:
+def _(row: Tensor, column: Any, weight: Any, x: Tensor, num_rows: int, reduce: int, x_degree: Any = None) -> tuple[Tensor, Tensor]:
     return x.new_empty(num_rows, x.shape[1]), x.new_empty(num_rows if reduce == _MEAN else 0, dtype=torch.int32)
 
 
@@ -38,7 +37,7 @@ def _keep(
     needs: Any,
     output: Any,
     row: Tensor,
-    column: Tensor,
+    column: Tensor | None,
     weight: Any,
     x: Tensor,
     num_rows: int,
@@ -54,6 +53,9 @@ def _backward(ctx: Any, _: Any, kept: Any, needs: Any, grad: Tensor) -> tuple[An
     row, column, weight, x, degree, x_degree = kept
     if ctx.reduce in _EXTREMA:
         raise RuntimeError("gnnfast: spmm_coo has no gradient for max and min; use spmm_max over CSR")
+    if column is None:
+        grad_x = _over(x_degree, _over(degree, grad).index_select(0, row)) if needs[3] else None
+        return None, None, None, grad_x, None, None, None
     grad_weight = grad_x = None
     x = x if x is None else _over(x_degree, x)
     if needs[2] and needs[3]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gnnfast.patching import left_alone
+from gnnfast.pyg import listed
 from gnnfast.pyg.small import parts_are_few
 from gnnfast.pyg.verdict import COLLECT, Steps, check_steps, is_plain, reduction_of
 from gnnfast.types import EXTREMA, INDEX_DTYPES, LINEAR
@@ -98,6 +99,10 @@ def _reduced(module: Any, aggregation: Any, messages: Any, index: Tensor, num_ds
     dim, dims = module.node_dim, messages.dim() if type(messages) is Tensor else 0
     if module.__dict__["_modules"]["aggr_module"] is not aggregation or not is_plain(aggregation):  # message() has changed it
         return module.aggregate(messages, index=index, ptr=None, dim_size=num_dst)
+    if dims and not (messages.requires_grad and torch.is_grad_enabled()):
+        out = listed.scatter_rows(messages, index, dim, num_dst, reduce)
+        if out is not NotImplemented:
+            return out
     try:
         if dims and -dims <= dim < dims and (reduce in LINEAR or not messages.requires_grad):
             dim %= dims

@@ -21,7 +21,7 @@ from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.lazy import rows as lazy
 from gnnfast.lazy.kinds import Exists, version_of
 from gnnfast.lazy.rows import Call, Key, User, existing, operations
-from gnnfast.pyg import bounded
+from gnnfast.pyg import bounded, listed
 from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.aggregations import is_softened, kinds_of, may_be_several, temperature_of
 from gnnfast.pyg.messages import SPECIAL
@@ -376,17 +376,14 @@ _reducing = _Reducing()
 
 
 def make_scatter(original: FunctionType) -> Callable[..., Any]:
-    """A dispatcher for ``scatter(src, index, dim, dim_size, reduce)``: served where an aggregation calls it."""
+    """A dispatcher for ``scatter(src, index, dim, dim_size, reduce)``: over the graph where an aggregation calls it, else over the
+    rows as they are listed."""
 
     def scatter(src: Any, index: Any, dim: Any, dim_size: Any, reduce: Any) -> Any:
         ends = _reducing.ends
-        if (
-            ends is None
-            or type(index) is not Tensor
-            or index is not _reducing.index
-            or reduce not in _SCATTERED
-            or guards.context()
-        ):
+        if ends is None or index is not _reducing.index:
+            return listed.scatter_rows(src, index, dim, dim_size, _SCATTERED.get(reduce) if type(reduce) is str else None)
+        if type(index) is not Tensor or reduce not in _SCATTERED or guards.context():
             return NotImplemented
         if _reducing.rows is not None and dim_size == ends.towards(BY_DST).num_dst:
             fused = _reducing.rows.aggregate(src, dim, _SCATTERED[reduce])

@@ -47,8 +47,10 @@ def of_sums(x: Tensor, reduce: str | None, weight: Any = None) -> tuple[str, str
     """Which of them a reduction of features on a CPU is, times weights or not (:func:`gnnfast.pyg.listed.aggregate`)."""
     if x.dtype not in REORDERED or reduce is None:
         return PARTS
-    if torch.is_grad_enabled() and (reduce not in LINEAR or (isinstance(weight, Tensor) and weight.requires_grad)):
-        return PARTS  # whose gradients are summed in another order, or need a format
+    if torch.is_grad_enabled():
+        of_weight = isinstance(weight, Tensor) and weight.requires_grad  # a sum over features, in another order
+        if of_weight or (x.requires_grad and reduce not in LINEAR):  # which needs a format
+            return PARTS
     return LISTED
 
 

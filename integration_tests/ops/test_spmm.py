@@ -334,17 +334,48 @@ def _op_samples(device):
         (ops.spmm_coo_backward, (src, dst, wg, xg, gg)),
         (ops.spmm_coo, (src, dst, wg, gg, 50, 0, degree)),
         (ops.spmm_coo_backward, (src, dst, wg, xg, gg, degree)),
+        *([] if device.type == "cuda" else [(ops.spmm_coo, (dst, None, None, x[src].requires_grad_(), 40, 1))]),
     ]
 
 
-@pytest.mark.parametrize("sample", range(17))
+@pytest.mark.parametrize("sample", range(18))
 def test_opcheck(sample, device):
-    op, args = _op_samples(device)[sample]
+    samples = _op_samples(device)
+    if sample == len(samples):
+        pytest.skip("one conversion, where a CPU has an op to look at ids, and rows of edges, are of a CPU")
+    op, args = samples[sample]
     # Sums by atomics are not the same twice, so the comparison of eager and compiled results is left out for GAS on CUDA.
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
     if not (device.type == "cuda" and "coo" in str(op)) and op is not torch.ops.gnnfast.coo_to_csr:
         checks.append("test_aot_dispatch_dynamic")
     torch.library.opcheck(op.default, args, test_utils=checks)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("row", "column"), [((0, 3), (0, 1)), ((0, -1), (0, 1)), ((0, 1), (0, 2)), ((0, 1), (-1, 0)), ((3, 1), None)]
+)
+def test_ids_out_of_range_over_coo_on_a_cpu(row, column, threads):
+    """One of many, which several threads share."""
+    before, many = torch.get_num_threads(), 5000
+    row = torch.tensor(row * many)
+    column = None if column is None else torch.tensor(column * many)
+    row[1:-1], x = 0, torch.randn(2 if column is not None else 2 * many, 64)
+    if column is not None:
+        column[1:-1] = 0
+    torch.set_num_threads(threads)
+    try:
+        with pytest.raises(RuntimeError, match="of 10000 edges 1 have an id out of range: rows are below 3"):
+            torch.ops.gnnfast.spmm_coo(row, column, None, x, 3, 0)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_rows_of_edges_have_no_columns(device):
+    row, x = torch.tensor([0, 1], device=device), torch.randn(2, 3, device=device)
+    weight = None if device.type == "cuda" else torch.ones(2)
+    with pytest.raises(RuntimeError, match="without columns"):
+        torch.ops.gnnfast.spmm_coo(row, None, weight, x, 2, 0)
 
 
 def test_opcheck_of_the_gradient_of_maxima():

@@ -114,7 +114,8 @@ def test_nodes_along_any_dimension(device):
         layer(x, edge_index.to(device))
         expected = without(lambda: layer(x, edge_index.to(device)))
     ran = {kernel for place, kernel, _ in gnnfast.report().kernels if place == "pyg ARMAConv"}
-    assert ran == {"PyG's own"} and relative_error(layer(x, edge_index.to(device)), expected) < 1e-6
+    expected_kernel = "PyG's own" if device.type == "cuda" else "gas sum"
+    assert ran == {expected_kernel} and relative_error(layer(x, edge_index.to(device)), expected) < 1e-6
 
 
 @pytest.mark.parametrize("name", [name for name in convs.ALL if name != "SuperGATConv"])  # which draws by Python's generator

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from comparison import without
+from graphs import GRAPHS
 from torch_geometric import nn
 from torch_geometric.nn import ChebConv, EGConv, TransformerConv
 from torch_geometric.nn.conv import gcn_conv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import add_self_loops, remove_self_loops, softmax
+from torch_geometric.utils import add_self_loops, remove_self_loops, scatter, softmax
 
 import gnnfast
+from gnnfast.pyg import listed
 
 EDGES = torch.tensor([[0, 1, 1, 4, 2, 2, 0], [1, 0, 1, 2, 2, 4, 1]])
 WEIGHT = torch.tensor([0.5, 2.0, 1.5, 0.0, 3.0, -1.0, 0.25])
@@ -65,6 +67,181 @@ def test_same_bits(name, repeats):
     assert torch.equal(edges, EDGES)
     assert ops_of(lambda: call(EDGES.clone())) <= {"loops_listed", "gcn_norm_listed", "softmax_coo", "laplacian_listed"}
     assert ops_of(lambda: call(EDGES.clone()))
+
+
+# ---- rows that belong to groups ----------------------------------------------------------------------------------------------------
+REDUCTIONS = ["sum", "add", "mean", "max", "amin"]
+ROWS = {
+    "numbers": lambda n: torch.randn(n),
+    "rows": lambda n: torch.randn(n, 16),
+    "heads": lambda n: torch.randn(n, 3, 4),
+    "not contiguous": lambda n: torch.randn(16, n).t(),
+    "not finite": lambda n: torch.tensor([float("inf"), float("nan"), 0.0, -0.0, -float("inf")]).repeat(n, 4)[:, :19].contiguous(),
+}
+
+
+def groups(graph):
+    edge_index, _, num_dst = GRAPHS[graph]()
+    return edge_index[1].clone(), num_dst
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_scatter(reduce, graph, rows, dtype):
+    index, num_dst = groups(graph)
+    src = ROWS[rows](len(index))
+    src = (src.nan_to_num(5, 7, -7) if dtype is torch.int64 else src).to(dtype)
+    for dim in (0, -src.dim()):
+        for size in (num_dst, num_dst + 3, None):
+            arguments = src, index, dim, size, reduce
+            same_bits([scatter(*arguments)], [without(lambda: scatter(*arguments))])  # noqa: B023
+    served = dtype in (torch.float32, torch.float64) and len(index) and (rows != "numbers" or reduce not in ("sum", "add"))
+    few = len(index) <= listed.FEW_ROWS or rows != "numbers"
+    if served and few and num_dst <= len(index):
+        assert ops_of(lambda: scatter(src, index, 0, num_dst, reduce)) == {"spmm_coo"}
+
+
+def twice(step, *leaves):
+    """A result with its first and second derivatives."""
+    out = step()
+    first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
+    second = torch.autograd.grad(sum(g.pow(3).sum() for g in first), leaves)
+    return [out.detach(), *(g.detach() for g in first), *second]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("graph", ["random", "hub", "self_loops_and_duplicates"])
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+def test_gradients_of_scatter(reduce, graph, dtype, monkeypatch):
+    monkeypatch.setattr(listed, "MANY", 1)
+    index, num_dst = groups(graph)
+    src = torch.randn(len(index), 16, dtype=dtype, requires_grad=True)
+    step = lambda: scatter(src, index, 0, num_dst, reduce)  # noqa: E731
+    same_bits(twice(step, src), without(lambda: twice(step, src)))
+    assert ("spmm_coo" in ops_of(step)) == (reduce != "max")
+
+
+def test_what_scatter_keeps(monkeypatch):
+    """Neither values nor the result, which may be written into, as in PyG, but the groups."""
+    monkeypatch.setattr(listed, "MANY", 1)
+    for step in (lambda call: call(), without):
+        index, src = torch.tensor([0, 2, 2, 1]), torch.randn(4, 8, requires_grad=True)
+        doubled = src * 2
+        out = step(lambda: scatter(doubled, index, 0, 3))  # noqa: B023
+        doubled.data.zero_(), out.data.zero_()
+        out.sum().backward()
+        assert torch.equal(src.grad, torch.full((4, 8), 2.0))
+        out = step(lambda: scatter(src * 2, index, 0, 3))  # noqa: B023
+        index[0] = 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+@pytest.mark.parametrize("index", [[0, 3, 1], [0, -1, 1]])
+@pytest.mark.parametrize("grad", [True, False])
+def test_groups_that_do_not_exist(index, grad, monkeypatch):
+    monkeypatch.setattr(listed, "MANY", 1)
+    src, raised = torch.randn(3, 8, requires_grad=grad), []
+    for step in (lambda call: call(), without):
+        with pytest.raises(RuntimeError) as caught:
+            step(lambda: scatter(src, torch.tensor(index), 0, 3))
+        raised.append(str(caught.value))
+    assert raised[0] == raised[1]
+
+
+@pytest.mark.parametrize("pool", [nn.global_add_pool, nn.global_mean_pool, nn.global_max_pool])
+def test_readouts(pool):
+    x, batch = torch.randn(40, 16), torch.arange(40) // 7
+    with torch.no_grad():
+        assert torch.equal(pool(x, batch), without(lambda: pool(x, batch))) and ops_of(lambda: pool(x, batch)) == {"spmm_coo"}
+
+
+def test_scatter_replaced_by_somebody(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "scatter_add_", lambda self, *arguments: self + 7)
+    assert torch.equal(scatter(torch.ones(3, 8), torch.tensor([0, 1, 1]), 0, 2), torch.full((2, 8), 7.0))
+
+
+# ---- sums over edges as they are listed ----------------------------------------------------------------------------------------------
+class Weighted(nn.MessagePassing):
+    def forward(self, x, edge_index, weight, size=None):
+        return self.propagate(edge_index, x=x, weight=weight, size=size)
+
+    def message(self, x_j, weight):
+        return weight.view(-1, 1) * x_j
+
+
+SUMS = {
+    "sum": lambda: nn.SimpleConv(),
+    "mean": lambda: nn.SimpleConv(aggr="mean"),
+    "max": lambda: nn.SimpleConv(aggr="max"),
+    "to sources": lambda: Weighted(flow="target_to_source"),
+    "weights": Weighted,
+}
+
+
+@pytest.fixture
+def gradients_are_ours(monkeypatch):
+    monkeypatch.setattr(listed, "FEW_IN_TRAINING", 0)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("graph", ["no_edges", "one_edge", "self_loops_and_duplicates", "hub", "random"])
+@pytest.mark.parametrize("name", SUMS)
+def test_sums(name, graph, dtype, grad, gradients_are_ours):
+    edge_index, *sizes = GRAPHS[graph]()
+    x, layer = torch.randn(max(sizes), 8).to(dtype).requires_grad_(grad), SUMS[name]()
+    weight = (torch.rand(edge_index.shape[1]).to(dtype),) if isinstance(layer, Weighted) else ()
+    layer(torch.randn(max(sizes), 8), edge_index.clone(), *(w.float() for w in weight))  # what the class computes is found out
+
+    def step():
+        with torch.set_grad_enabled(grad):
+            return layer(x, edge_index, *weight)
+
+    run = (lambda: twice(step, x)) if grad else (lambda: [step()])
+    same_bits(run(), without(run))
+    assert ("spmm_coo" in ops_of(step)) == (dtype is not torch.bfloat16 and not (grad and name == "max"))
+
+
+def test_sums_over_pairs_and_sizes(gradients_are_ours):
+    edge_index, num_src, num_dst = GRAPHS["bipartite"]()
+    layer, weight = Weighted(), torch.rand(edge_index.shape[1])
+    src, dst = torch.randn(num_src, 8, requires_grad=True), torch.randn(num_dst, 3)
+    for given in (((src, dst), edge_index, weight), ((src, None), edge_index, weight, (num_src, num_dst + 2))):
+        layer(*given)
+        run = lambda: twice(lambda: layer(*given), src)  # noqa: B023, E731
+        same_bits(run(), without(run))
+        assert ops_of(lambda: layer(*given)) == {"spmm_coo"}  # noqa: B023
+
+
+@pytest.mark.parametrize("ids", [[[0, 1, 7], [1, 1, 0]], [[0, 1, 2], [1, 1, 7]], [[0, -1, 2], [1, 1, 0]]])
+def test_ids_that_do_not_exist(ids):
+    layer, x, raised = nn.SimpleConv(), torch.randn(3, 8), []
+    layer(x, torch.tensor([[0, 1], [1, 2]]))
+    with torch.no_grad():
+        for step in (lambda call: call(), without):
+            with pytest.raises((IndexError, RuntimeError, ValueError)) as caught:
+                step(lambda: layer(x, torch.tensor(ids)))
+            raised.append((caught.type, str(caught.value)))
+    assert raised[0] == raised[1]
+
+
+def test_what_sums_keep(gradients_are_ours):
+    """Not the features, but edges and weights, as in PyG."""
+    layer = Weighted()
+    for kept in ("x", "weight", "edge_index"):
+        x, weight, edge_index = torch.randn(3, 8, requires_grad=True), torch.rand(4), torch.tensor([[0, 1, 2, 2], [1, 1, 0, 2]])
+        layer(x, edge_index.clone(), weight)
+        hidden = x * 1
+        out = layer(hidden, edge_index, weight)
+        {"x": hidden.detach(), "weight": weight, "edge_index": edge_index}[kept].zero_()
+        if kept == "x":
+            out.sum().backward()
+        else:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                out.sum().backward()
 
 
 def test_without_loops_the_edges_stay_the_users():

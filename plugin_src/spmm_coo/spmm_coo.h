@@ -6,16 +6,21 @@
 
 namespace gnnfast {
 
-inline SpmmCooArgs check_coo(const Tensor& row, const Tensor& column, const OptTensor& weight, const Tensor& x,
+inline SpmmCooArgs check_coo(const Tensor& row, const OptTensor& column, const OptTensor& weight, const Tensor& x,
                              const OptTensor& x_degree, int64_t num_rows) {
   SpmmCooArgs args{};
   GNNFAST_CHECK(num_rows >= 0, "num_rows must not be negative, got ", num_rows);
   check_dim("row", row, 1);
-  check_dtype("column", column, row.scalar_type());
-  check_size("column", column, 0, row.size(0));
   check_same_device("row", row, x);
   args.row = row.const_data_ptr();
-  args.column = column.const_data_ptr();
+  if (column) {
+    check_dtype("column", *column, row.scalar_type());
+    check_size("column", *column, 0, row.size(0));
+    args.column = column->const_data_ptr();
+  } else {
+    GNNFAST_CHECK(!x.is_cuda() && !weight, "without columns there are kernels on the CPU alone, and no weights");
+    check_size("x", x, 0, row.size(0));
+  }
   args.index64 = row.scalar_type() == ScalarType::Long;
   args.num_edges = row.size(0);
   args.num_rows = num_rows;
@@ -48,12 +53,14 @@ std::tuple<Tensor, Tensor> run_coo(SpmmCooArgs& args, const Tensor& x) {
   return {out.scalar_type() == x.scalar_type() ? out : torch::stable::to(out, x.scalar_type()), degree};
 }
 
-// reduce: 0 sum, 1 mean, 2 max, 3 min. Returns the result, and the degrees [num_rows] of a mean (else [0]).
+// reduce: 0 sum, 1 mean, 2 max, 3 min. Without columns, edge e takes row e of x (CPU only). Returns the result, and the degrees
+// [num_rows] of a mean (else [0]).
 template <class Device>
-std::tuple<Tensor, Tensor> spmm_coo(const Tensor& row_, const Tensor& column_, const OptTensor& weight_, const Tensor& x_,
+std::tuple<Tensor, Tensor> spmm_coo(const Tensor& row_, const OptTensor& column_, const OptTensor& weight_, const Tensor& x_,
                                     int64_t num_rows, int64_t reduce, const OptTensor& x_degree) {
   const Tensor x = check_features("x", x_, -1);
-  const Tensor row = as_contiguous(row_), column = as_contiguous(column_);
+  const Tensor row = as_contiguous(row_);
+  const OptTensor column = column_ ? OptTensor(as_contiguous(*column_)) : column_;
   const OptTensor weight = weight_ ? OptTensor(as_contiguous(*weight_)) : weight_;
   GNNFAST_CHECK(reduce >= 0 && reduce <= 3, "reduce must be 0 to 3, got ", reduce);
   SpmmCooArgs args = check_coo(row, column, weight, x, x_degree, num_rows);

@@ -4,9 +4,10 @@
 //
 // Needs no conversion, so it is the choice for a graph that is seen once. On CUDA rows are updated by atomics, so that sums
 // vary from run to run in the last bits; on the CPU each thread owns a range of rows and adds in edge order. An edge
-// with an id out of range counts as none: the ids are the user's own memory, on CUDA not checked before (common/ids.cuh). Rows
-// without edges get 0. With `self`, also dot[e, h] = <self[row], x[column]>: Algorithm 2, both gradients at once. A mean
-// returns the degrees too, by which its backward pass divides the rows that it gathers (x_degree).
+// with an id out of range counts as none on CUDA, where ids are the user's own memory and not checked before (common/ids.cuh);
+// on the CPU it is an error, so that nobody need look at the ids before. Rows without edges get 0. With `self`, also dot[e, h]
+// = <self[row], x[column]>: Algorithm 2, both gradients at once. A mean returns the degrees too, by which its backward pass
+// divides the rows that it gathers (x_degree).
 #pragma once
 
 #include <cstddef>
@@ -21,7 +22,7 @@ struct SpmmCooArgs {
   CooOp op;
   bool mean, negate;
   const void* row;     // [E], int32 or int64
-  const void* column;  // [E]
+  const void* column;  // [E], or null: the ids of the edges
   bool index64;        // row and column are int64
   int64_t num_edges, num_rows, num_cols, width, heads;
   const void* weight;       // [E, H] or null

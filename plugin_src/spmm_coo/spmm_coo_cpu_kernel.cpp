@@ -17,7 +17,7 @@ int pick(const SpmmCooArgs& p, int64_t row_begin, int64_t row_end, int64_t begin
   const I *rows = static_cast<const I*>(p.row), *columns = static_cast<const I*>(p.column);
   int count = 0;
   for (int64_t e = begin; e < end; ++e) {
-    const int64_t row = rows[e], column = columns[e];
+    const int64_t row = rows[e], column = columns ? static_cast<int64_t>(columns[e]) : e;
     picked.edge[count] = e;
     picked.row[count] = row;
     picked.column[count] = column;
