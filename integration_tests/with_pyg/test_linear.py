@@ -11,6 +11,7 @@ import torch
 from comparison import compare, without
 from graphs import GRAPHS, relative_error
 from thresholds import tiny_on_cpu
+from torch.nn.utils import prune
 
 import gnnfast
 from gnnfast.dispatch import select
@@ -441,8 +442,8 @@ def _as_attribute(lin):
 
 PARAMETRISED = {
     "weight norm": lambda lin: torch.nn.utils.parametrizations.weight_norm(lin),
-    "pruned": lambda lin: torch.nn.utils.prune.random_unstructured(lin, "weight", 0.5),
-    "pruned bias": lambda lin: torch.nn.utils.prune.random_unstructured(lin, "bias", 0.5),
+    "pruned": lambda lin: prune.random_unstructured(lin, "weight", 0.5),
+    "pruned bias": lambda lin: prune.random_unstructured(lin, "bias", 0.5),
     "an attribute": _as_attribute,
     "its own weight": lambda lin: lin.__dict__.update(weight=lin.weight.detach() * 2),
     "a class of its own": lambda lin: setattr(lin, "__class__", OwnWeight),
