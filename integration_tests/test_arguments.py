@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import pickle
@@ -81,12 +80,11 @@ def test_ids_that_change_after_the_check(device):
         gnnfast.spmm(graph, x, w)
         for bad in (10**9, -(10**9)):
             edge_index[0, ::2] = edge_index[1, 1::2] = bad
-            with pytest.raises(IndexError) if device.type == "cuda" else contextlib.nullcontext():
+            with pytest.raises(IndexError if device.type == "cuda" else RuntimeError, match="out of range"):
                 out = gnnfast.spmm(graph, x, w)
                 grads = torch.autograd.grad(out.sum() + gnnfast.sddmm(graph, x, x).sum(), (x, w))
                 assert all(not t.any() for t in (out, grads[1]))
-                if device.type == "cuda":
-                    torch.cuda.synchronize()
+                torch.cuda.synchronize()
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, lambda g: pickle.loads(pickle.dumps(g))])

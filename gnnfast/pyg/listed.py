@@ -62,8 +62,10 @@ def aggregate(edge_index: Tensor, to_target: bool, weight: Tensor | None, x: Ten
 
 
 # Where rows are reduced faster than by torch's scatter, which takes 10 ns for each number of a row of several: rows so wide or, but
-# for sums, so few; with a gradient, which is Python, so many numbers.
+# for sums, so few; with a gradient, which is Python, so many numbers. Extrema not where a few groups have so many rows, which threads
+# cannot share.
 WIDE, FEW_ROWS, MANY = 8, 1 << 11, 1 << 18
+MANY_ROWS, LARGE_GROUPS = 1 << 16, 64
 
 
 def scatter_rows(src: Any, index: Any, dim: Any, num_rows: Any, reduce: str | None) -> Any:
@@ -85,6 +87,8 @@ def scatter_rows(src: Any, index: Any, dim: Any, num_rows: Any, reduce: str | No
     if num_rows is None:
         num_rows = int(index.max()) + 1
     if reduce is None or type(num_rows) is not int or num_rows <= 0 or (num_rows > rows and (needs_grad or reduce in EXTREMA)):
+        return NotImplemented
+    if reduce in EXTREMA and rows > MANY_ROWS and rows > LARGE_GROUPS * num_rows:
         return NotImplemented
     try:
         out = scatter(index, None, None, src if dims == 2 else src.reshape(rows, -1), num_rows, reduce, needs_grad)
