@@ -22,5 +22,5 @@ def nothing_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tiny_on_cpu(monkeypatch: pytest.MonkeyPatch, training: int, inference: int | None = None) -> None:
     """Bytes of messages up to which what a layer does on a CPU is left, over any graph."""
-    for where in ("tiny cpu", "tiny sums cpu"):
+    for where in ("tiny cpu", "tiny sums cpu", "tiny extrema cpu"):
         monkeypatch.setitem(select.SMALL, where, Small(training, training if inference is None else inference))

@@ -150,7 +150,7 @@ def _is_few(form: Form, module: Any, x: Any, edge_index: Any) -> bool:
     if not cannot_win(moved, training, settings()) or is_capturing() or torch.are_deterministic_algorithms_enabled():
         return False
     if aggr != "mean":
-        remember(module, "x", x, edge_index, (most_ids(x, False, "cuda"), most_ids(x, True, "cuda")))
+        remember(module, "x", x, edge_index, most_ids(x, "cuda"))
     elif training and (num_edges + x.shape[0]) * row_bytes <= FEW_BYTES * relative_bandwidth():
         most = int(FEW_BYTES * relative_bandwidth() // (row_bytes or 1)) - x.shape[0]
         remember(module, "x", x, edge_index, (-1, 2 * most))
@@ -161,12 +161,11 @@ def _is_few(form: Form, module: Any, x: Any, edge_index: Any) -> bool:
 
 
 def _is_few_on_cpu(form: Form, module: Any, x: Tensor, edge_index: Tensor, row_bytes: int) -> bool:
-    few, reduce, training = False, reduction_of(module), torch.is_grad_enabled()
+    few, training = False, torch.is_grad_enabled()
     if id(type(module)) in served:
-        tiny, new = of_sums(x, reduce)
-        decides = reduce in LINEAR and not saved_tensors_are_watched() if training else True
-        if decides and are_few(edge_index, row_bytes, tiny):
-            remember(module, "x", x, edge_index, (most_ids(x, False, tiny), most_ids(x, True, tiny) if reduce in LINEAR else -1))
+        tiny, new = of_sums(x, reduction_of(module))
+        if not (training and saved_tensors_are_watched()) and are_few(edge_index, row_bytes, tiny):
+            remember(module, "x", x, edge_index, most_ids(x, tiny))
             few = True
         else:
             few = are_few(edge_index, row_bytes, new) and _keeps_order(form, module, edge_index) and is_new(edge_index, module)

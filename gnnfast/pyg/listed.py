@@ -11,7 +11,7 @@ from torch import Tensor
 from gnnfast import guards
 from gnnfast.dispatch.calls import scatter
 from gnnfast.pyg import known
-from gnnfast.pyg.small import LISTED, of_sums
+from gnnfast.pyg.small import PARTS, of_sums
 from gnnfast.types import EXTREMA, REORDERED
 
 _ops = torch.ops.gnnfast
@@ -51,9 +51,11 @@ def pays(edge_index: Any) -> bool:
 def aggregate(edge_index: Tensor, to_target: bool, weight: Tensor | None, x: Tensor, num_dst: int, reduce: str) -> Any:
     """``x [num_src, F]``, times a ``weight [E]`` or ``[E, H]`` of its dtype, reduced over the edges into ``[num_dst, F]``;
     ``NotImplemented``: PyG's own must run. An extremum and weights get no gradient here."""
-    if x.layout is not _STRIDED or not num_dst or of_sums(x, reduce, weight) is not LISTED or edge_index.dtype is not torch.int64:
+    if x.layout is not _STRIDED or not num_dst or of_sums(x, reduce, weight) is PARTS or edge_index.dtype is not torch.int64:
         return NotImplemented
     needs_grad = torch.is_grad_enabled() and x.requires_grad
+    if needs_grad and reduce in EXTREMA:
+        return NotImplemented
     src, dst = edge_index.unbind()
     try:
         return scatter(dst if to_target else src, src if to_target else dst, weight, x, num_dst, reduce, needs_grad)
@@ -61,32 +63,35 @@ def aggregate(edge_index: Tensor, to_target: bool, weight: Tensor | None, x: Ten
         return NotImplemented
 
 
-# Where rows are reduced faster than by torch's scatter, which takes 10 ns for each number of a row of several: rows so wide or, but
-# for sums, so few; with a gradient, which is Python, so many numbers. Extrema not where a few groups have so many rows, which threads
-# cannot share.
-WIDE, FEW_ROWS, MANY = 8, 1 << 11, 1 << 18
+# Where rows are reduced faster than by torch's scatter, which takes 10 ns for each number of a row of several. Sums: so many
+# numbers, in rows so wide. Others: rows so wide, or so few. With a gradient, which is Python: so many numbers. Extrema not where a
+# few groups have so many rows, which no threads can share.
+MANY, WIDE, FEW_ROWS, MANY_IN_TRAINING = 1 << 13, 8, 1 << 11, 1 << 18
 MANY_ROWS, LARGE_GROUPS = 1 << 16, 64
 
 
 def scatter_rows(src: Any, index: Any, dim: Any, num_rows: Any, reduce: str | None) -> Any:
     """``src [E, ...]`` reduced along dimension 0 into the rows ``[num_rows, ...]`` that ``index [E]`` names, as PyG's ``scatter``
     does it; ``NotImplemented``: PyG's own must run."""
-    if type(src) not in guards.PLAIN or type(index) is not Tensor or type(dim) is not int or src.is_cuda or not src.dim():
+    if type(src) not in guards.PLAIN or reduce is None or guards.tracing_state() is not None:  # which would warn of comparisons
         return NotImplemented
-    if guards.tracing_state() is not None:  # which would warn of comparisons
+    numel, needs_grad = src.numel(), src.requires_grad and torch.is_grad_enabled()
+    if numel < (MANY_IN_TRAINING if needs_grad else MANY if reduce == "sum" else 1):
         return NotImplemented
-    needs_grad, numel, rows, dims = torch.is_grad_enabled() and src.requires_grad, src.numel(), src.shape[0], src.dim()
-    if (numel < WIDE * rows and (needs_grad or rows > FEW_ROWS or reduce == "sum")) or numel < (MANY if needs_grad else 1):
+    rows, dims = src.shape[0] if src.shape else 0, src.dim()
+    if numel < WIDE * rows and (needs_grad or rows > FEW_ROWS or reduce == "sum"):
+        return NotImplemented
+    if type(index) is not Tensor or type(dim) is not int or src.is_cuda or not rows:
         return NotImplemented
     if dim not in (0, -dims) or index.dtype is not torch.int64 or index.dim() != 1 or index.shape[0] != rows:
         return NotImplemented
-    if of_sums(src, reduce) is not LISTED or guards.context() or known.replaced_in_tensor():
+    if src.dtype not in REORDERED or (needs_grad and reduce in EXTREMA) or guards.context() or known.replaced_in_tensor():
         return NotImplemented
     if guards.operand("src", src) or guards.operand("index", index):
         return NotImplemented
     if num_rows is None:
         num_rows = int(index.max()) + 1
-    if reduce is None or type(num_rows) is not int or num_rows <= 0 or (num_rows > rows and (needs_grad or reduce in EXTREMA)):
+    if type(num_rows) is not int or num_rows <= 0 or (num_rows > rows and (needs_grad or reduce in EXTREMA)):
         return NotImplemented
     if reduce in EXTREMA and rows > MANY_ROWS and rows > LARGE_GROUPS * num_rows:
         return NotImplemented

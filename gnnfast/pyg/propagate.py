@@ -28,7 +28,7 @@ from gnnfast.pyg.as_written import as_written, rule_of
 from gnnfast.pyg.attention import dot_attention, is_first_and_small, is_small_transformer
 from gnnfast.pyg.layers import is_product, left
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, Message, means_relu
-from gnnfast.pyg.small import LISTED, PARTS, bounds, is_new, most_ids, of_sums, parts_are_few, remember
+from gnnfast.pyg.small import PARTS, bounds, is_new, most_ids, of_sums, parts_are_few, remember
 from gnnfast.pyg.verdict import COLLECT, GENERIC, OfClass, Verdict, check_module, reduction_of, refused, served
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import EXTREMA, FEATURE_DTYPES, INDEX_DTYPES
@@ -175,14 +175,11 @@ def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> str:
     row_bytes = (x.shape[1] if x.dim() == 2 else _row(module, x)) * x.element_size()
     if not cannot_win(edge_index.shape[-1] * row_bytes, training, settings()) or torch.are_deterministic_algorithms_enabled():
         return ""
-    _remember(module, verdict, x, edge_index, "cuda")
-    return SMALL
-
-
-def _remember(module: Any, verdict: Verdict, x: Tensor, edge_index: Tensor, where: str) -> None:
     if x.dim() == 2:
-        in_training = -1 if reduction_of(module) in EXTREMA else most_ids(x, True, where)
-        remember(module, verdict.message.feature, x, edge_index, (most_ids(x, False, where), in_training))
+        inference, in_training = most_ids(x, "cuda")
+        most = inference, -1 if reduction_of(module) in EXTREMA else in_training
+        remember(module, verdict.message.feature, x, edge_index, most)
+    return SMALL
 
 
 def _row(module: Any, x: Tensor) -> int:
@@ -211,14 +208,15 @@ def _small_on_cpu(module: Any, edge_index: Tensor, kwargs: dict[str, Any], verdi
     nbytes, training, current = edge_index.numel() // 2 * row_bytes, torch.is_grad_enabled(), settings()
     weight = None if verdict.message.weight is None else kwargs.get(verdict.message.weight)
     reduce = reduction_of(module)
-    tiny, new = kind = PARTS if verdict.message.form in RELU_FORMS else of_sums(x, reduce, weight)
-    if cannot_win(nbytes, training, current, tiny) and not (training and reduce in EXTREMA):
-        _remember(module, verdict, x, edge_index, tiny)
+    tiny, new = where = PARTS if verdict.message.form in RELU_FORMS else of_sums(x, reduce, weight)
+    if cannot_win(nbytes, training, current, tiny):
+        if x.dim() == 2:
+            remember(module, verdict.message.feature, x, edge_index, most_ids(x, tiny))
         return SMALL
     if isinstance(weight, Tensor) and weight.requires_grad:  # whose gradient is summed over features in another order
         return ""
     if running.passing is edge_index:  # in several propagations, for which it would be converted
-        return NEW_AND_SMALL if cannot_win(nbytes if kind is LISTED else nbytes // 4, training, current, new) else ""
+        return NEW_AND_SMALL if cannot_win(nbytes // 4 if where is PARTS else nbytes, training, current, new) else ""
     if not cannot_win(nbytes, training, current, new):
         return ""
     return NEW_AND_SMALL if is_new(edge_index, module) and cache.origin(edge_index) is None else ""

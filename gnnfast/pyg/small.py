@@ -39,19 +39,17 @@ returning: dict[int, _Returning] = {}  # by the id of the layer
 
 
 # Where edges are few (SMALL), over any graph and over one that is new: of what is left to PyG's operations, and of what runs as one
-# operation over the edges as they are listed.
-PARTS, LISTED = ("tiny cpu", "new cpu"), ("tiny sums cpu", "new sums cpu")
+# operation over the edges as they are listed, extrema without a gradient alone.
+PARTS, LISTED, LISTED_EXTREMA = (tuple(f"{age} {what}cpu" for age in ("tiny", "new")) for what in ("", "sums ", "extrema "))
 
 
-def of_sums(x: Tensor, reduce: str | None, weight: Any = None) -> tuple[str, str]:
+def of_sums(x: Tensor, reduce: str | None, weight: Any = None) -> tuple[str, ...]:
     """Which of them a reduction of features on a CPU is, times weights or not (:func:`gnnfast.pyg.listed.aggregate`)."""
     if x.dtype not in REORDERED or reduce is None:
         return PARTS
-    if torch.is_grad_enabled():
-        of_weight = isinstance(weight, Tensor) and weight.requires_grad  # a sum over features, in another order
-        if of_weight or (x.requires_grad and reduce not in LINEAR):  # which needs a format
-            return PARTS
-    return LISTED
+    if isinstance(weight, Tensor) and weight.requires_grad and torch.is_grad_enabled():
+        return PARTS  # a sum over features, in another order
+    return LISTED if reduce in LINEAR else LISTED_EXTREMA
 
 
 def are_few(edge_index: Tensor, row_bytes: int, where: str = "new cpu") -> bool:
@@ -150,7 +148,9 @@ def remember(module: object, feature: str, x: Tensor, edge_index: Tensor, ids: t
         bounds[id(module)] = Bound(module, feature, x, edge_index, ids)
 
 
-def most_ids(x: Tensor, training: bool, where: str) -> int:
-    """The ids of so many edges that rows of ``x`` at each are the most that may be too few to gain from a kernel."""
+def most_ids(x: Tensor, where: str) -> tuple[int, int]:
+    """In inference and in training, the ids of so many edges that rows of ``x`` at each are the most that may be too few to gain
+    from a kernel."""
     row_bytes = x.shape[1] * x.element_size() or 1
-    return 2 * int(most_left(training, settings(), where) // row_bytes)
+    inference, training = (2 * int(most_left(training, settings(), where) // row_bytes) for training in (False, True))
+    return inference, training

@@ -89,7 +89,8 @@ def groups(graph):
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("reduce", REDUCTIONS)
-def test_scatter(reduce, graph, rows, dtype):
+def test_scatter(reduce, graph, rows, dtype, monkeypatch):
+    monkeypatch.setattr(listed, "MANY", 1)
     index, num_dst = groups(graph)
     src = ROWS[rows](len(index))
     src = (src.nan_to_num(5, 7, -7) if dtype is torch.int64 else src).to(dtype)
@@ -115,7 +116,7 @@ def twice(step, *leaves):
 @pytest.mark.parametrize("graph", ["random", "hub", "self_loops_and_duplicates"])
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
 def test_gradients_of_scatter(reduce, graph, dtype, monkeypatch):
-    monkeypatch.setattr(listed, "MANY", 1)
+    monkeypatch.setattr(listed, "MANY_IN_TRAINING", 1)
     index, num_dst = groups(graph)
     src = torch.randn(len(index), 16, dtype=dtype, requires_grad=True)
     step = lambda: scatter(src, index, 0, num_dst, reduce)  # noqa: E731
@@ -125,7 +126,7 @@ def test_gradients_of_scatter(reduce, graph, dtype, monkeypatch):
 
 def test_what_scatter_keeps(monkeypatch):
     """Neither values nor the result, which may be written into, as in PyG, but the groups."""
-    monkeypatch.setattr(listed, "MANY", 1)
+    monkeypatch.setattr(listed, "MANY_IN_TRAINING", 1)
     for step in (lambda call: call(), without):
         index, src = torch.tensor([0, 2, 2, 1]), torch.randn(4, 8, requires_grad=True)
         doubled = src * 2
@@ -142,7 +143,7 @@ def test_what_scatter_keeps(monkeypatch):
 @pytest.mark.parametrize("index", [[0, 3, 1], [0, -1, 1]])
 @pytest.mark.parametrize("grad", [True, False])
 def test_groups_that_do_not_exist(index, grad, monkeypatch):
-    monkeypatch.setattr(listed, "MANY", 1)
+    monkeypatch.setattr(listed, "MANY_IN_TRAINING", 1)
     src, raised = torch.randn(3, 8, requires_grad=grad), []
     for step in (lambda call: call(), without):
         with pytest.raises(RuntimeError) as caught:
@@ -153,7 +154,7 @@ def test_groups_that_do_not_exist(index, grad, monkeypatch):
 
 @pytest.mark.parametrize("pool", [nn.global_add_pool, nn.global_mean_pool, nn.global_max_pool])
 def test_readouts(pool):
-    x, batch = torch.randn(40, 16), torch.arange(40) // 7
+    x, batch = torch.randn(700, 16), torch.arange(700) // 7
     with torch.no_grad():
         assert torch.equal(pool(x, batch), without(lambda: pool(x, batch))) and ops_of(lambda: pool(x, batch)) == {"spmm_coo"}
 

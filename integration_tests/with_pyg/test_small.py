@@ -72,6 +72,8 @@ def test_a_layer_in_one_node_is_left(monkeypatch):
 def test_a_maximum_is_no_sum_where_another_layer_of_its_class_is(monkeypatch):
     """What a class was found to be last says nothing of how another layer of it reduces."""
     tiny_on_cpu(monkeypatch, 1 << 40)
+    monkeypatch.setitem(select.SMALL, "tiny extrema cpu", select.Small(-1, -1))
+    monkeypatch.setitem(select.SMALL, "new extrema cpu", select.Small(-1, -1))
     edge_index, n, _ = GRAPHS["random"]()
     x, sums, maxima = torch.randn(n, F), nn.SimpleConv(aggr="sum"), nn.SimpleConv(aggr="max")
     for layer in (maxima, sums):
@@ -287,7 +289,7 @@ def test_the_first_steps_of_a_class_may_be_checkpointed(name, num_edges, device,
     """Between the first forward pass and its repetition it is found out what the class computes."""
     for known in (verdict._verdicts, verdict._steps, verdict._refusals, verdict.served):
         known.clear()
-    for where in ("tiny cpu", "tiny sums cpu"):
+    for where in SIZES:
         monkeypatch.setitem(select.SMALL, where, SIZES[where])
     monkeypatch.setattr(rows, "FEW_ON_CPU", 512)
     torch.manual_seed(0)
