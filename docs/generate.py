@@ -69,13 +69,9 @@ def small_graphs() -> str:
         cells = (f"{geometric_mean(found[what]):.2f}, {min(found[what]):.2f}" for what in ("training", "inference"))
         lines.append(f"| {model} | {' | '.join(cells)} |")
     page = _with_table((HERE / "small_graphs.md").read_text(), "host", lines)
-    newest, before = (
-        json.loads((HERE.parent / f"benchmarks/results/cpu-2core-2026-11-{day}/host_layers.json").read_text()) for day in (29, 28)
-    )
+    record = json.loads((HERE.parent / "benchmarks/results/cpu-2core-2026-11-29/host_layers.json").read_text())
     lines = ["| edges | pass | edge_index | mean | least |", "|---|---|---|---|---|"]
-    measured = {row["kind"] for row in newest["summary"]}
-    older = ((before, row) for row in before["summary"] if row["kind"] not in measured)
-    for record, row in (*((newest, row) for row in newest["summary"]), *older):
+    for row in record["summary"]:
         edges, graph = row["kind"].removeprefix("layers, "), {"same": "the same", "new": "new in each step"}[row["graph"]]
         cells = [r for r in record["rows"] if (f"{r['size']} edges", r["pass"], r["graph"]) == (edges, row["pass"], row["graph"])]
         least = min(cells, key=lambda r: r["ratio of fastest"])

@@ -101,31 +101,27 @@ class Small(NamedTuple):
     inference: int
 
 
-# Of the messages of an aggregation on a GPU; of all that PyG's operations read and write for messages of any code; of the messages
-# of compiled models, whose kernels the compiler fuses and may replay as a CUDA graph; on a CPU, of sums of messages of any code and
-# of attention with edge features; there, over a graph that is new, of features; of what is kept of a graph that is new on a GPU; on
-# a CPU, of those over any graph, where Python costs more than kernels save; of dot products alone there, whose kernels
-# win at every size, but nobody would notice where there are next to no edges; and of compiled models there, where what the compiler
-# makes is slower than kernels at every size, but for sums that it scatters.
-# Measured beside an H200 (benchmarks/NOTES.md, "What is left alone"): a GPU of less bandwidth takes as long for fewer bytes.
+# Of messages, if nothing else is said; on a CPU "tiny" over any graph, "new" over one that is met for the first time. Measured
+# beside an H200 (benchmarks/NOTES.md, "What is left alone"): a GPU of less bandwidth takes as long for fewer bytes.
 SMALL = {
-    "cuda": Small(110 << 20, 45 << 20),
-    "messages": Small(9 << 28, 13 << 27),
-    "compiled": Small(320 << 20, 128 << 20),
-    "cpu": Small(1 << 19, 1 << 19),
-    "new cpu": Small(1 << 16, 3 << 16),
-    "new sums cpu": Small(1 << 20, 1 << 20),
-    "new extrema cpu": Small(1 << 16, 1 << 20),
-    "new cuda": Small(1 << 20, 1 << 20),
-    "tiny cpu": Small(1 << 16, 1 << 16),
-    "tiny sums cpu": Small(1 << 18, 1 << 18),
-    "tiny extrema cpu": Small(1 << 14, 1 << 18),
-    "tiny coefficients cpu": Small(1 << 17, 1 << 17),
-    "attention cpu": Small(1 << 12, 1 << 12),
-    "softmax cpu": Small(1 << 17, 1 << 17),
-    "matrices cpu": Small(-1, 1 << 18),
-    "compiled cpu": Small(-1, -1),
+    "cuda": Small(110 << 20, 45 << 20),  # one aggregation
+    "messages": Small(9 << 28, 13 << 27),  # all that PyG's operations read and write for messages of any code
+    "new cuda": Small(1 << 20, 1 << 20),  # what is kept of a graph
+    "compiled": Small(320 << 20, 128 << 20),  # kernels that the compiler fuses and may replay as a CUDA graph
+    "compiled cpu": Small(-1, -1),  # slower than kernels at every size, but for sums, which the compiler scatters
     "compiled sums cpu": Small(1 << 19, 1 << 19),
+    "cpu": Small(1 << 19, 1 << 19),  # sums of messages of any code, and attention with edge features
+    "tiny cpu": Small(1 << 16, 1 << 16),  # left to PyG's operations, or to parts of a layer
+    "new cpu": Small(1 << 16, 3 << 16),
+    "tiny sums cpu": Small(1 << 18, 1 << 18),  # left to one operation over the edges as they are listed
+    "new sums cpu": Small(1 << 20, 1 << 20),
+    "tiny extrema cpu": Small(1 << 14, 1 << 18),  # which is so without a gradient
+    "new extrema cpu": Small(1 << 16, 1 << 20),
+    "tiny coefficients cpu": Small(1 << 17, 1 << 17),  # FAConv
+    "tiny statistics cpu": Small(-1, 1 << 14),  # PNAConv with edge features
+    "attention cpu": Small(1 << 12, 1 << 12),  # dot products, whose kernels win at every size, and nobody would notice
+    "softmax cpu": Small(1 << 17, 1 << 17),  # the values
+    "matrices cpu": Small(-1, 1 << 18),  # those of RGATConv
 }
 ON_GPU = frozenset(where for where in SMALL if not where.endswith("cpu"))
 # Bytes of messages and rows of nodes up to which, in training on a GPU, a mean within a layer that is not normalised is as fast as

@@ -1,6 +1,6 @@
 """``propagate`` as PyG writes it, where no kernel saves what asking for it takes: the operations of torch that PyG runs, in its
-order, without what it does around them, which takes as long as they do on a small graph. Results have the same bits and the same
-nodes of autograd, so that nothing but the time tells which ran."""
+order, without what it does around them, which takes as long as they do on a small graph. Results have the same bits and, where they
+need a gradient, the same nodes of autograd, so that nothing but the time tells which ran."""
 
 from __future__ import annotations
 

@@ -531,7 +531,7 @@ def _scattered(module: Any, x: Tensor, eps: Tensor, edge_index: Tensor, edge_att
     if edge_attr is None and listed.pays(edge_index):
         out = listed.aggregate(edge_index, True, None, x, x.shape[0], "sum")
         if out is not NotImplemented:
-            ran(place, "gas sum", "too small to gain")
+            ran(place, "gas sum", listed.WHY)
             return out.add_((1 + eps) * x)
     src, dst = edge_index.unbind()
     try:

@@ -37,6 +37,7 @@ def _takes_weight(weight: Any, edge_index: Tensor) -> bool:
     return weight.shape == edge_index.shape[1:] and not (torch.is_grad_enabled() and weight.requires_grad)
 
 
+WHY = "few edges, as they are listed"  # in the report
 # Ids of so few edges that a gradient in Python takes longer than the operations of PyG.
 FEW_IN_TRAINING = 1 << 10
 
@@ -73,7 +74,9 @@ MANY_ROWS, LARGE_GROUPS = 1 << 16, 64
 def scatter_rows(src: Any, index: Any, dim: Any, num_rows: Any, reduce: str | None) -> Any:
     """``src [E, ...]`` reduced along dimension 0 into the rows ``[num_rows, ...]`` that ``index [E]`` names, as PyG's ``scatter``
     does it; ``NotImplemented``: PyG's own must run."""
-    if type(src) not in guards.PLAIN or reduce is None or guards.tracing_state() is not None:  # which would warn of comparisons
+    if type(src) not in guards.PLAIN or src.is_cuda or reduce is None:
+        return NotImplemented
+    if guards.tracing_state() is not None:  # which would warn of comparisons
         return NotImplemented
     numel, needs_grad = src.numel(), src.requires_grad and torch.is_grad_enabled()
     if numel < (MANY_IN_TRAINING if needs_grad else MANY if reduce == "sum" else 1):
@@ -81,7 +84,7 @@ def scatter_rows(src: Any, index: Any, dim: Any, num_rows: Any, reduce: str | No
     rows, dims = src.shape[0] if src.shape else 0, src.dim()
     if numel < WIDE * rows and (needs_grad or rows > FEW_ROWS or reduce == "sum"):
         return NotImplemented
-    if type(index) is not Tensor or type(dim) is not int or src.is_cuda or not rows:
+    if type(index) is not Tensor or type(dim) is not int or not rows:
         return NotImplemented
     if dim not in (0, -dims) or index.dtype is not torch.int64 or index.dim() != 1 or index.shape[0] != rows:
         return NotImplemented

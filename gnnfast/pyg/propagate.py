@@ -91,7 +91,7 @@ def _left(
     if not guards.context():
         if listed.pays(edge_index) and _is_sum(module):
             try:
-                return _propagate(module, edge_index, size, kwargs, collect, why)
+                return _propagate(module, edge_index, size, kwargs, collect, as_listed=True)
             except Unsupported:
                 pass
         out = as_written(module, edge_index, size, kwargs, collect)
@@ -232,7 +232,7 @@ def make_generic(original: FunctionType) -> Callable[..., Any]:
     return generic
 
 
-def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str, small: str = "") -> Any:
+def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str, as_listed: bool = False) -> Any:
     if (type(edge_index) is not Tensor or edge_index.layout is not _STRIDED) and not _is_edge_index(edge_index):
         if module.fuse and _is_sparse(edge_index):
             return NotImplemented  # PyG's fused route, which gnnfast.pyg.sparse serves
@@ -261,11 +261,11 @@ def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], 
     if features.is_cuda:
         ids.check()  # of earlier calls; in this one PyG raises its own error
     sizes = num_src, num_dst, to_target
-    if small:
+    if as_listed:
         out = listed.aggregate(edge_index, to_target, weight, features, num_dst, reduce)
         if out is NotImplemented:
-            raise Unsupported(small)
-        ran(verdict.place, f"gas {reduce}", small)
+            raise Unsupported(SMALL)
+        ran(verdict.place, f"gas {reduce}", listed.WHY)
     else:
         out = _over_graph(module, edge_index, sizes, features, weight, reduce, verdict.place)
     if restore is not None:

@@ -141,7 +141,7 @@ def places(call):
 
 
 def is_left(call):
-    return all((kernel == "PyG's own" or kernel.startswith("gas ")) and reason.startswith(SMALL) for kernel, reason in places(call))
+    return all(reason == listed.WHY or (kernel == "PyG's own" and reason.startswith(SMALL)) for kernel, reason in places(call))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
