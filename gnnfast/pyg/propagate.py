@@ -260,14 +260,13 @@ def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], 
     features, weight, restore = _operands(module, message, edge_index, num_dst, x, weight)
     if features.is_cuda:
         ids.check()  # of earlier calls; in this one PyG raises its own error
-    sizes = num_src, num_dst, to_target
     if as_listed:
         out = listed.aggregate(edge_index, to_target, weight, features, num_dst, reduce)
         if out is NotImplemented:
             raise Unsupported(SMALL)
         ran(verdict.place, f"gas {reduce}", listed.WHY)
     else:
-        out = _over_graph(module, edge_index, sizes, features, weight, reduce, verdict.place)
+        out = _over_graph(module, edge_index, (num_src, num_dst, to_target), features, weight, reduce, verdict.place)
     if restore is not None:
         out = restore(out)
     return _updated(module, verdict.update, out, kwargs)

@@ -1,8 +1,8 @@
 """Calls that are left to PyG for their size. On a CPU, where a graph is new and to make one that is found again takes longer than a
-kernel saves: PyG's own operations run. Asked only of calls whose results have the same bits either way, sums in the order of edges,
-so that nobody sees in a result which call was the first. (Where a layer is one node of autograd, the two parts of the gradient of
-its features are added in an order that differs between COO and CSR, too. And GATConv and RGATConv over tiny graphs, whose kernels
-round exponentials and products otherwise.)"""
+kernel saves: PyG's own operations run, or one over the edges as they are listed (:mod:`gnnfast.pyg.listed`). Asked only of calls
+whose results have the same bits either way, sums in the order of edges, so that nobody sees in a result which call was the first.
+(Where a layer is one node of autograd, the two parts of the gradient of its features are added in an order that differs between COO
+and CSR, too. And GATConv, RGATConv and PNAConv with edge features over tiny graphs, whose kernels round otherwise.)"""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def are_few(edge_index: Tensor, row_bytes: int, where: str = "new cpu") -> bool:
     return edge_index.numel() * row_bytes <= 2 * most_left(torch.is_grad_enabled(), settings(), where)
 
 
-def is_new_and_few(edge_index: Tensor, row_bytes: int, owner: object, where: str = "new cpu") -> bool:
+def is_new_and_few(edge_index: Tensor, row_bytes: int, owner: object, where: str) -> bool:
     """Whether a layer ``owner``, to which each graph was new of late, meets a new one of few bytes. What was met before must not
     decide in checkpointing."""
     return are_few(edge_index, row_bytes, where) and is_new(edge_index, owner)
