@@ -120,6 +120,8 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   m.def(
       "laplacian_listed(Tensor edge_index, Tensor? weight, int num_nodes, int normalization, float? lambda_max, "
       "ScalarType dtype) -> (Tensor, Tensor)");
+  // inverse_sums/inverse_sums_cpu.cpp
+  m.def("inverse_sums(Tensor index, Tensor? weight, int num_groups, ScalarType dtype) -> Tensor");
   // softmax_coo/softmax_coo.h
   m.def("softmax_coo(Tensor src, Tensor index, int num_groups) -> Tensor");
   m.def("softmax_coo_backward(Tensor prob, Tensor grad, Tensor index, int num_groups) -> Tensor");

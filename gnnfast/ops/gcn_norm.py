@@ -1,4 +1,5 @@
-"""Normalisation of an edge list in one call. Contracts: ``plugin_src/gcn_norm/gcn_norm.h`` and ``laplacian/laplacian.h``.
+"""Normalisation of an edge list in one call. Contracts: ``plugin_src/gcn_norm/gcn_norm.h``, ``laplacian/laplacian.h`` and
+``inverse_sums/inverse_sums_cpu.cpp``.
 
 ``gcn_norm_coo(edge_index [2, E], weight [E] | None, num_nodes, fill | None, to_target, dtype) -> edge_index' [2, E + N], weight'
 [E + N]``, int64 and ``dtype``. With ``fill`` each node gets a loop and the weight of its loops is shared among them, so that sums
@@ -6,7 +7,8 @@ over the result are those of PyG, but not means; without, ``edge_index'`` is emp
 are no gradients.
 
 ``gcn_norm_listed``, with the same arguments, lists edges as PyG does, each node's loop once and at the end; ``laplacian_listed(
-edge_index, weight, num_nodes, normalization, lambda_max | None, dtype)`` is ChebConv's. Both run on a CPU, and have PyG's bits.
+edge_index, weight, num_nodes, normalization, lambda_max | None, dtype)`` is ChebConv's; ``inverse_sums(index [E], weight [E] |
+None, num_groups, dtype) -> [E]`` makes sums over groups means, as HypergraphConv does. All run on a CPU, and have PyG's bits.
 """
 
 from __future__ import annotations
@@ -38,3 +40,8 @@ def _(
 ) -> tuple[Tensor, Tensor]:
     size = torch.library.get_ctx().new_dynamic_size()
     return edge_index.new_empty(2, size, dtype=torch.int64), edge_index.new_empty(size, dtype=dtype)
+
+
+@torch.library.register_fake("gnnfast::inverse_sums")
+def _(index: Tensor, weight: Any, num_groups: int, dtype: torch.dtype) -> Tensor:
+    return index.new_empty(index.shape, dtype=dtype)

@@ -18,6 +18,7 @@ _MORE_MODULES = ("attentive_fp", "linkx", "lpformer", "schnet", "visnet")  # of 
 # By what layers are served as a whole, by the module that serves them.
 _WHOLE = {
     **dict.fromkeys(("gnnfast.pyg.attention", "gnnfast.pyg.coefficients"), "attention"),
+    "gnnfast.pyg.hypergraph": "means at hyperedges, and of these at nodes; with attention, SpMM with coefficients",
     "gnnfast.pyg.layers": "linear parts, aggregation, bias and root",
     "gnnfast.pyg.pna": "products at nodes, all statistics in one walk over the edges; with edge features, of messages that exist",
     "gnnfast.pyg.relational_attention": "products once for each node and type of edges, attention over all",
@@ -30,7 +31,7 @@ _GATES = "sums of gates"
 _ATTENTION = "attention with the scores that its own message() computes"
 _SOFTENED = "sums weighted by the softmax of what its own message() makes of nodes"
 AS_IT_RUNS = {
-    **dict.fromkeys(("FeaStConv", "GMMConv", "HypergraphConv", "SuperGATConv"), _WEIGHTED),
+    **dict.fromkeys(("FeaStConv", "GMMConv", "SuperGATConv"), _WEIGHTED),
     "GENConv": _SOFTENED,
     **dict.fromkeys(("HANConv", "HGTConv"), _ATTENTION),
     **dict.fromkeys(("CGConv", "FiLMConv", "LEConv", "PointTransformerConv", "ResGatedGraphConv"), _GATES),

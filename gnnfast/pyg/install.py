@@ -19,6 +19,7 @@ from gnnfast.pyg import known
 from gnnfast.pyg.attention import make_gat_conv, make_gatv2_conv, make_transformer_conv
 from gnnfast.pyg.coefficients import make_agnn_conv, make_fa_conv
 from gnnfast.pyg.general import make_scatter
+from gnnfast.pyg.hypergraph import make_hypergraph_conv
 from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG, make_gin_conv, make_gine_conv, make_layer, product
 from gnnfast.pyg.loops import flipped, make_add_self_loops, make_remove_self_loops, make_side_by_side
 from gnnfast.pyg.negative_sampling import make_negative_sampling, make_sample
@@ -86,6 +87,13 @@ PATCHES = (
         ("edge_index.flip([0])", "edge_index, self.conv_out", flipped),
     ),
     Patch("torch_geometric.nn.conv.gcn2_conv", "GCN2Conv.forward", ("174c2d924d12",), make_normalising),
+    Patch(
+        "torch_geometric.nn.conv.hypergraph_conv",
+        "HypergraphConv.forward",
+        ("e926bff8da30",),
+        make_hypergraph_conv,
+        ("hyperedge_index.flip([0])", "hyperedge_index, self", flipped),
+    ),
     Patch("torch_geometric.nn.conv.lg_conv", "LGConv.forward", ("36b4be0dcedc",), make_normalising),
     Patch("torch_geometric.nn.conv.mf_conv", "MFConv.forward", ("6cf5fea3e57f",), None),
     Patch("torch_geometric.nn.conv.mixhop_conv", "MixHopConv.forward", ("b7982512c99a",), make_normalising),

@@ -28,7 +28,7 @@ _MP, _BASE, _BASIC = "torch_geometric.nn.conv.message_passing", "torch_geometric
 _UTILS = "torch_geometric.utils."
 _GAT, _GATV2 = "torch_geometric.nn.conv.gat_conv", "torch_geometric.nn.conv.gatv2_conv"
 _TRANSFORMER = "torch_geometric.nn.conv.transformer_conv"
-_GIN = "torch_geometric.nn.conv.gin_conv"
+_GIN, _HYPERGRAPH = "torch_geometric.nn.conv.gin_conv", "torch_geometric.nn.conv.hypergraph_conv"
 _AGNN, _FA = "torch_geometric.nn.conv.agnn_conv", "torch_geometric.nn.conv.fa_conv"
 _RGCN, _RGAT = "torch_geometric.nn.conv.rgcn_conv", "torch_geometric.nn.conv.rgat_conv"
 _AGGR = "torch_geometric.nn.aggr."
@@ -69,6 +69,7 @@ FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
     (_GATV2, "GATv2Conv.edge_update"): ("abb0d54e5eec",),
     (_TRANSFORMER, "TransformerConv.message"): ("4d5a63506fac",),
     (_GIN, "GINEConv.message"): ("8a16fb11694a",),
+    (_HYPERGRAPH, "HypergraphConv.message"): ("7c43e2c169e5",),
     (_AGNN, "AGNNConv.message"): ("111264f6a448",),
     (_FA, "FAConv.message"): ("10c26da6080e",),
     ("torch_geometric.nn.conv.pna_conv", "PNAConv.message"): ("fd1242bfa284",),
@@ -130,6 +131,10 @@ _BY_RELATIONS = (
     (_UTILS + "_scatter", "broadcast", (_UTILS + "_scatter", "broadcast")),
 )
 
+_BY_HYPERGRAPH = (
+    (_HYPERGRAPH, "scatter", (_UTILS + "_scatter", "scatter")),
+    (_UTILS + "_scatter", "broadcast", (_UTILS + "_scatter", "broadcast")),
+)
 
 # What attention layers look up by name, besides the functions of their own module that ``_IN`` lists.
 _IN = {
@@ -284,6 +289,11 @@ def replaced_in_laplacian() -> str:
 def replaced_in_relations() -> str:
     """The same of what RGCNConv, FastRGCNConv and RGATConv call."""
     return _ask(_BY_RELATIONS)
+
+
+def replaced_in_hypergraph() -> str:
+    """The same of what HypergraphConv calls."""
+    return _ask(_BY_HYPERGRAPH)
 
 
 # ---- layers as a whole ---------------------------------------------------------------------------------------------------------

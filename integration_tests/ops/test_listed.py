@@ -8,10 +8,10 @@ from comparison import without
 from graphs import GRAPHS
 from torch_geometric.nn import ChebConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import add_self_loops, remove_self_loops
+from torch_geometric.utils import add_self_loops, remove_self_loops, scatter
 
-loops, norm, laplacian = (
-    getattr(torch.ops.gnnfast, name).default for name in ("loops_listed", "gcn_norm_listed", "laplacian_listed")
+loops, norm, laplacian, inverse = (
+    getattr(torch.ops.gnnfast, name).default for name in ("loops_listed", "gcn_norm_listed", "laplacian_listed", "inverse_sums")
 )
 
 SHAPES = {
@@ -94,6 +94,23 @@ def test_laplacian(name, ids, dtype, kind, normalization, lambda_max):
     same_bits(laplacian(edge_index.to(ids), weight, *given), without(make))
 
 
+@pytest.mark.parametrize("kind", ["none", "positive", "any"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ids", IDS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_inverse_sums(name, ids, dtype, kind):
+    edge_index, nodes = SHAPES[name]()
+    index, weight = edge_index[1], weights(kind, edge_index.shape[1], dtype)
+
+    def expected():
+        sums = scatter(torch.ones(len(index), dtype=dtype) if weight is None else weight, index, dim_size=nodes, reduce="sum")
+        inverse = 1.0 / sums
+        inverse[inverse == float("inf")] = 0
+        return inverse[index]
+
+    same_bits((inverse(index.to(ids), weight, nodes, dtype),), (without(expected),))
+
+
 EDGES = torch.zeros(2, 4, dtype=torch.int64)
 WRONG_EDGES = [
     (torch.zeros(3, 4, dtype=torch.int64), "edge_index must have size 2 in dimension 0, got shape \\[3, 4\\]"),
@@ -118,6 +135,12 @@ WRONG_EDGES = [
         (laplacian, (EDGES, None, 4, 0, None, torch.bfloat16), "weight must be float32 or float64"),
         (laplacian, (EDGES, torch.ones(4), 4, 0, None, torch.float64), "weight must have dtype Double"),
         (laplacian, (torch.tensor([[0], [-1]]), None, 4, 0, None, torch.float32), "out of range \\[0, 4\\)"),
+        (inverse, (EDGES, None, 4, torch.float32), "index must have 1 dimensions"),
+        (inverse, (EDGES[0], None, -1, torch.float32), "num_groups must not be negative, got -1"),
+        (inverse, (EDGES[0], None, 4, torch.float16), "weight must be float32 or float64"),
+        (inverse, (EDGES[0], torch.ones(3), 4, torch.float32), "weight must have size 4"),
+        (inverse, (EDGES[0], torch.ones(4), 4, torch.float64), "weight must have dtype Double"),
+        (inverse, (EDGES[0] - 1, None, 4, torch.float32), "index -1 is out of range \\[0, 4\\)"),
     ],
 )
 def test_wrong_arguments(op, arguments, message):
@@ -133,8 +156,9 @@ def test_wrong_arguments(op, arguments, message):
         (norm, (None, 30, 1.0, True, torch.float32)),
         (norm, (None, 30, None, True, torch.float32)),
         (laplacian, (None, 30, 1, None, torch.float32)),
+        (inverse, (None, 30, torch.float32)),
     ],
 )
 def test_opcheck(op, arguments):
-    checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
-    torch.library.opcheck(op, (GRAPHS["random"]()[0], *arguments), test_utils=checks)
+    checks, edge_index = ["test_schema", "test_autograd_registration", "test_faketensor"], GRAPHS["random"]()[0]
+    torch.library.opcheck(op, (edge_index[0] if op is inverse else edge_index, *arguments), test_utils=checks)

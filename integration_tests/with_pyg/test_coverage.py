@@ -68,7 +68,6 @@ AS_IT_RUNS = {
     "GMMConv": lambda: nn.GMMConv(F, F, 3, 2),
     "HANConv": lambda: OfOneType(nn.HANConv(F, F, (["node"], [("node", "to", "node")]), heads=2)),
     "HGTConv": lambda: OfOneType(nn.HGTConv(F, F, (["node"], [("node", "to", "node")]), heads=2)),
-    "HypergraphConv": lambda: nn.HypergraphConv(F, F),
     "LEConv": lambda: nn.LEConv(F, F),
     "PointTransformerConv": lambda: nn.PointTransformerConv(F, F),
     "ResGatedGraphConv": lambda: nn.ResGatedGraphConv(F, F),

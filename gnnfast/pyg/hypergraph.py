@@ -1,0 +1,137 @@
+"""HypergraphConv without attention as a whole: means of nodes at hyperedges, and of these at nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnfast import guards
+from gnnfast.cache import cache, is_constant, keep_if_captured, usable_later
+from gnnfast.dispatch.calls import scatter
+from gnnfast.dispatch.execute import aggregate
+from gnnfast.graph.checks import saved_tensors_are_watched
+from gnnfast.patching import class_of
+from gnnfast.pyg import listed
+from gnnfast.pyg.adjacency import graph_of
+from gnnfast.pyg.attention import check_tensors
+from gnnfast.pyg.coefficients import check_simple
+from gnnfast.pyg.known import replaced_in_hypergraph
+from gnnfast.pyg.layers import is_product
+from gnnfast.pyg.small import are_few, is_new
+from gnnfast.reporting import ran
+from gnnfast.types import REORDERED
+from gnnfast.unsupported import Unsupported
+
+
+def make_hypergraph_conv(original: FunctionType) -> Callable[..., Any]:
+    """A dispatcher for the ``forward(x, hyperedge_index, hyperedge_weight, hyperedge_attr, num_edges)`` of HypergraphConv (Bai et
+    al., 2021)."""
+    known = class_of(original)
+
+    def hypergraph_conv(module: Any, x: Any, edge_index: Any, weight: Any, _: Any, num_edges: Any) -> Any:
+        if module.__dict__.get("use_attention", True):
+            return NotImplemented  # propagate() says how it runs
+        place = f"pyg {type(module).__name__}"
+        try:
+            _check(known, module, x, edge_index, weight)
+            num_nodes, num_edges = x.shape[0], _number_of_hyperedges(edge_index) if num_edges is None else num_edges
+            few = _are_few(module, x, edge_index, weight)
+            of_edges = _coefficients(edge_index, 1, None, num_edges, x.dtype, few)
+            of_nodes = _coefficients(edge_index, 0, weight, num_nodes, x.dtype, few)
+            if not few:
+                graph = graph_of(edge_index, num_nodes, num_edges, True)
+                graph.args(csc=torch.is_grad_enabled())
+        except Unsupported as error:
+            ran(place, "in parts", str(error))  # which say themselves how they ran
+            return NotImplemented
+        except (IndexError, RuntimeError, TypeError, ValueError):  # PyG raises its own
+            return NotImplemented
+        x = module.lin(x)
+        if few:
+            ran(place, "gas sum", listed.WHY)
+            nodes, edges = edge_index.unbind()
+            needs_grad = torch.is_grad_enabled() and x.requires_grad
+            out = scatter(edges, nodes, of_edges, x, num_edges, "sum", needs_grad)
+            out = scatter(nodes, edges, of_nodes, out, num_nodes, "sum", needs_grad)
+        else:
+            out = aggregate(graph, x, of_edges, "sum", place=place, training=module.training)
+            out = aggregate(graph.reverse(), out, of_nodes, "sum", place=place, training=module.training)
+        return out if module.bias is None else out + module.bias
+
+    return hypergraph_conv
+
+
+def _check(known: Any, module: Any, x: Any, edge_index: Any, weight: Any) -> None:
+    """Raises Unsupported if the layer is not what PyG wrote, or kernels do not take its operands."""
+    reason = guards.context()
+    if reason:
+        raise Unsupported(reason)
+    check_simple(known, module)
+    own, lin = module.__dict__, module.lin
+    if own["node_dim"] != 0 or own["heads"] != 1 or own["concat"] is not True:
+        raise Unsupported("an option is not served")
+    if replaced_in_hypergraph() or not is_product(lin) or lin.weight.shape[0] != own["out_channels"]:
+        raise Unsupported("its linear layer is more than a product, or a function is not the known one")
+    check_tensors((x, x), x, edge_index)
+    if torch.is_autocast_enabled(x.device.type) or edge_index.dtype is not torch.int64 or not edge_index.shape[1]:
+        raise Unsupported("autocast is on, or ids are not int64, or there are none")
+    if weight is not None and (guards.operand("hyperedge_weight", weight) or weight.dtype is not x.dtype or weight.dim() != 1):
+        raise Unsupported("weights of hyperedges do not fit")
+
+
+def _are_few(module: Any, x: Tensor, edge_index: Tensor, weight: Any) -> bool:
+    """Whether to sum over the members of hyperedges as they are listed."""
+    if not edge_index.is_cpu or x.dtype not in REORDERED or (isinstance(weight, Tensor) and weight.requires_grad):
+        return False
+    if torch.is_grad_enabled() and saved_tensors_are_watched():
+        return False
+    row_bytes = module.out_channels * x.element_size()
+    if are_few(edge_index, row_bytes, "tiny sums cpu"):
+        return True
+    return are_few(edge_index, row_bytes, "new sums cpu") and is_new(edge_index, module)
+
+
+def _number_of_hyperedges(edge_index: Tensor) -> int:
+    if edge_index.is_cpu:
+        return int(edge_index[1].max()) + 1
+    return _kept((edge_index,), "number of hyperedges", lambda: int(edge_index[1].max()) + 1)  # type: ignore[no-any-return]
+
+
+def _coefficients(edge_index: Tensor, end: int, weight: Any, num_groups: int, dtype: torch.dtype, few: bool) -> Tensor:
+    """What multiplies a member of a group, those of one ``end`` of an ``edge_index``, in their mean: ``[E]``. Nodes weigh their
+    hyperedges, if they have a ``weight``."""
+
+    def make() -> Tensor:
+        index = edge_index[end]
+        weights = None if weight is None else weight.index_select(0, edge_index[1 - end])
+        needs_grad = weights is not None and weights.requires_grad
+        if index.is_cpu and dtype in REORDERED and not needs_grad:
+            return torch.ops.gnnfast.inverse_sums.default(index, weights, num_groups, dtype)  # type: ignore[no-any-return]
+        weights = torch.ones(index.shape, dtype=dtype, device=index.device) if weights is None else weights
+        inverse = weights.new_zeros(num_groups).scatter_add_(0, index, weights).reciprocal()
+        return inverse.masked_fill(inverse == float("inf"), 0).index_select(0, index)
+
+    if few or (weight is not None and not is_constant(weight)):
+        return make()
+    keys = (edge_index,) if weight is None else (edge_index, weight)
+    key = "coefficients of hyperedges", end, num_groups, dtype, torch.are_deterministic_algorithms_enabled()
+    return _kept(keys, key, make)  # type: ignore[no-any-return]
+
+
+def _kept(of: tuple[Tensor, ...], key: Any, make: Callable[[], Any]) -> Any:
+    if guards.capturing(of[0].device):
+        found = cache.find(of, key)
+        if found is None:
+            raise Unsupported("a CUDA graph is being captured, and its hyperedges are not known; run once before")
+        keep_if_captured(found)
+        return found
+
+    def build() -> Any:
+        with torch.no_grad(), usable_later():
+            return make()
+
+    return cache.get(of, key, build)
