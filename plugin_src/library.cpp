@@ -15,7 +15,7 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   // graph/convert.h
   m.def("coo_to_csr(Tensor row, Tensor column, int num_rows, int num_cols) -> (Tensor, Tensor, Tensor, Tensor)");  // CPU only
   m.def("coo_facts(Tensor row, Tensor column) -> Tensor");                                                         // CPU only
-  m.def("loops_listed(Tensor edge_index, int num_nodes, bool remove=True) -> Tensor");                             // CPU only
+  m.def("loops_listed(Tensor edge_index, int num_nodes, bool remove=True) -> Tensor");
   // CUDA only, as all up to spmm
   m.def(
       "coo_to_formats(Tensor row, Tensor column, int num_rows, int num_cols, bool loops, bool both) "
@@ -115,12 +115,12 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
       "(Tensor, Tensor)");
   m.def(
       "gcn_norm_listed(Tensor edge_index, Tensor? weight, int num_nodes, float? fill, bool to_target, ScalarType dtype) -> "
-      "(Tensor, Tensor)");  // CPU only, as all that follow
+      "(Tensor, Tensor)");  // CPU only, as the next two
   // laplacian/laplacian.h
   m.def(
       "laplacian_listed(Tensor edge_index, Tensor? weight, int num_nodes, int normalization, float? lambda_max, "
       "ScalarType dtype) -> (Tensor, Tensor)");
-  // inverse_sums/inverse_sums_cpu.cpp
+  // inverse_sums/inverse_sums_cpu.cpp, CPU only
   m.def("inverse_sums(Tensor index, Tensor? weight, int num_groups, ScalarType dtype) -> Tensor");
   // softmax_coo/softmax_coo.h
   m.def("softmax_coo(Tensor src, Tensor index, int num_groups) -> Tensor");

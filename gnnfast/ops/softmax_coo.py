@@ -1,4 +1,4 @@
-"""Softmax over groups of rows that are not sorted, with the bits of PyG's, on a CPU. Contract:
+"""Softmax over groups of rows that are not sorted, on a CPU with the bits of PyG's. Contract:
 ``plugin_src/softmax_coo/softmax_coo.h``.
 
 ``softmax_coo(src [E, ...], index [E], num_groups) -> [E, ...]``; ``softmax_coo_backward(prob, grad, index, num_groups)``: of the

@@ -1,7 +1,7 @@
 """SpMM over COO (GAS). Contract and citations: ``plugin_src/spmm_coo/spmm_coo.h``.
 
 ``spmm_coo(row [E], column [E] | None, weight [E] | [E, H] | None, x [N, F], num_rows, reduce, x_degree [N] | None) -> [M, F],
-degree``; without columns, on a CPU, ``x [E, F]`` has a row for each edge;
+degree``; without columns ``x [E, F]`` has a row for each edge;
 reduce as in :data:`gnnfast.types.REDUCTIONS`; with ``x_degree`` (int32), row j of x counts as ``x[j] / max(x_degree[j], 1)``;
 ``degree [M]`` (int32) is that of a mean, else empty. Max and min have no gradient here: the selector converts to CSR for them.
 """

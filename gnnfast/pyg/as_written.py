@@ -77,9 +77,9 @@ def _run(module: Any, steps: Steps, found: dict[str, Any], aggregation: Any, ind
 
 def rule_of(module: Any, on_cuda: bool, training: bool) -> Steps | None:
     """The steps of a module, if these and one reduction are all that runs, and what PyG does around them takes longer than to be
-    sure of that, as it does not beside a GPU's mean, or its maximum with a gradient."""
+    sure of that, as it does not beside a GPU's mean or maximum with a gradient."""
     reduce = reduction_of(module)
-    if reduce is None or (on_cuda and (reduce == "mean" or (training and reduce != "sum"))):
+    if reduce is None or (on_cuda and training and reduce != "sum"):
         return None
     try:
         steps = check_steps(module)

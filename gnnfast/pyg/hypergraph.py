@@ -13,6 +13,7 @@ from gnnfast import guards
 from gnnfast.cache import cache, is_constant, keep_if_captured, usable_later
 from gnnfast.dispatch.calls import scatter
 from gnnfast.dispatch.execute import aggregate
+from gnnfast.graph import ids
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.patching import class_of
 from gnnfast.pyg import listed
@@ -21,7 +22,7 @@ from gnnfast.pyg.attention import check_tensors
 from gnnfast.pyg.coefficients import check_simple
 from gnnfast.pyg.known import replaced_in_hypergraph
 from gnnfast.pyg.layers import is_product
-from gnnfast.pyg.small import are_few, is_new
+from gnnfast.pyg.small import are_few, is_new, is_new_and_few
 from gnnfast.reporting import ran
 from gnnfast.types import REORDERED
 from gnnfast.unsupported import Unsupported
@@ -38,8 +39,10 @@ def make_hypergraph_conv(original: FunctionType) -> Callable[..., Any]:
         place = f"pyg {type(module).__name__}"
         try:
             _check(known, module, x, edge_index, weight)
-            num_nodes, num_edges = x.shape[0], _number_of_hyperedges(edge_index) if num_edges is None else num_edges
             few = _are_few(module, x, edge_index, weight)
+            if few and x.is_cuda and torch.is_grad_enabled():  # to which two gradients in Python are more than PyG's operations
+                return NotImplemented
+            num_nodes, num_edges = x.shape[0], _number_of_hyperedges(edge_index, few) if num_edges is None else num_edges
             of_edges = _coefficients(edge_index, 1, None, num_edges, x.dtype, few)
             of_nodes = _coefficients(edge_index, 0, weight, num_nodes, x.dtype, few)
             if not few:
@@ -52,6 +55,8 @@ def make_hypergraph_conv(original: FunctionType) -> Callable[..., Any]:
             return NotImplemented
         x = module.lin(x)
         if few:
+            if x.is_cuda:
+                ids.watch(edge_index)
             ran(place, "gas sum", listed.WHY)
             nodes, edges = edge_index.unbind()
             needs_grad = torch.is_grad_enabled() and x.requires_grad
@@ -84,19 +89,21 @@ def _check(known: Any, module: Any, x: Any, edge_index: Any, weight: Any) -> Non
 
 
 def _are_few(module: Any, x: Tensor, edge_index: Tensor, weight: Any) -> bool:
-    """Whether to sum over the members of hyperedges as they are listed."""
-    if not edge_index.is_cpu or x.dtype not in REORDERED or (isinstance(weight, Tensor) and weight.requires_grad):
+    """Whether there are too few members of hyperedges to keep anything of them."""
+    if x.dtype not in REORDERED or (isinstance(weight, Tensor) and weight.requires_grad):
         return False
     if torch.is_grad_enabled() and saved_tensors_are_watched():
         return False
     row_bytes = module.out_channels * x.element_size()
+    if edge_index.is_cuda:
+        return not torch.are_deterministic_algorithms_enabled() and is_new_and_few(edge_index, row_bytes, module, "new cuda")
     if are_few(edge_index, row_bytes, "tiny sums cpu"):
         return True
     return are_few(edge_index, row_bytes, "new sums cpu") and is_new(edge_index, module)
 
 
-def _number_of_hyperedges(edge_index: Tensor) -> int:
-    if edge_index.is_cpu:
+def _number_of_hyperedges(edge_index: Tensor, few: bool) -> int:
+    if few or edge_index.is_cpu:
         return int(edge_index[1].max()) + 1
     return _kept((edge_index,), "number of hyperedges", lambda: int(edge_index[1].max()) + 1)  # type: ignore[no-any-return]
 

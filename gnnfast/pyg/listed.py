@@ -1,4 +1,4 @@
-"""What PyG makes of an ``edge_index`` on a CPU, in one operation each instead of four to twenty: the same tensors with
+"""What PyG makes of an ``edge_index``, in one operation each instead of four to twenty: the same tensors, on a CPU with
 the same bits, so that nothing but the time tells which ran. For graphs that are new, or so small that nothing is kept of them."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gnnfast import guards
 from gnnfast.dispatch.calls import scatter
+from gnnfast.graph import ids
 from gnnfast.pyg import known
 from gnnfast.pyg.small import PARTS, of_sums
 from gnnfast.types import EXTREMA, REORDERED
@@ -19,7 +20,7 @@ _STRIDED = torch.strided
 
 
 def _takes(edge_index: Any) -> bool:
-    if type(edge_index) is not Tensor or not edge_index.is_cpu or edge_index.dtype is not torch.int64:
+    if type(edge_index) is not Tensor or edge_index.dtype is not torch.int64 or guards.capturing(edge_index.device):
         return False
     if guards.tracing_state() is not None:  # which would warn of comparisons
         return False
@@ -32,7 +33,7 @@ def _takes_weight(weight: Any, edge_index: Tensor) -> bool:
     """Whether weights, if any, fit the edges and get no gradient."""
     if weight is None:
         return True
-    if guards.operand("weight", weight) or weight.dtype not in REORDERED or not weight.is_cpu:
+    if guards.operand("weight", weight) or weight.dtype not in REORDERED or weight.device != edge_index.device:
         return False
     return weight.shape == edge_index.shape[1:] and not (torch.is_grad_enabled() and weight.requires_grad)
 
@@ -43,10 +44,10 @@ FEW_IN_TRAINING = 1 << 10
 
 
 def pays(edge_index: Any) -> bool:
-    """Whether :func:`aggregate` is faster than PyG's operations."""
-    if type(edge_index) is not Tensor or not edge_index.is_cpu:
+    """Whether :func:`aggregate` is faster than PyG's operations, which on a GPU have their gradients from a thread of its own."""
+    if type(edge_index) is not Tensor:
         return False
-    return not torch.is_grad_enabled() or edge_index.numel() >= FEW_IN_TRAINING
+    return not torch.is_grad_enabled() or (edge_index.is_cpu and edge_index.numel() >= FEW_IN_TRAINING)
 
 
 def aggregate(edge_index: Tensor, to_target: bool, weight: Tensor | None, x: Tensor, num_dst: int, reduce: str) -> Any:
@@ -57,6 +58,8 @@ def aggregate(edge_index: Tensor, to_target: bool, weight: Tensor | None, x: Ten
     needs_grad = torch.is_grad_enabled() and x.requires_grad
     if needs_grad and reduce in EXTREMA:
         return NotImplemented
+    if edge_index.is_cuda:
+        ids.watch(edge_index)
     src, dst = edge_index.unbind()
     try:
         return scatter(dst if to_target else src, src if to_target else dst, weight, x, num_dst, reduce, needs_grad)
@@ -64,25 +67,37 @@ def aggregate(edge_index: Tensor, to_target: bool, weight: Tensor | None, x: Ten
         return NotImplemented
 
 
-# Where rows are reduced faster than by torch's scatter, which takes 1 ns for each number of a row of several. Sums: so many
-# numbers, in rows so wide. Others: rows so wide, or so few. With a gradient, which is Python: so many numbers. Extrema not where a
-# few groups have so many rows, which no threads can share.
+# Where rows are reduced faster than by torch's scatter, on a CPU, where that takes 1 ns for each number of a row of several. Sums:
+# so many numbers, in rows so wide. Others: rows so wide, or so few. With a gradient, which is Python: so many numbers. Extrema not
+# where a few groups have so many rows, which no threads can share.
 MANY, WIDE, FEW_ROWS, MANY_IN_TRAINING = 1 << 13, 8, 1 << 11, 1 << 18
 MANY_ROWS, LARGE_GROUPS = 1 << 16, 64
+
+
+def _are_many(numel: int, rows: int, reduce: str, needs_grad: bool) -> bool:
+    if numel < (MANY_IN_TRAINING if needs_grad else MANY if reduce == "sum" else 1):
+        return False
+    return numel >= WIDE * rows or not (needs_grad or rows > FEW_ROWS or reduce == "sum")
+
+
+def _are_spread(rows: int, num_rows: int, reduce: str, needs_grad: bool) -> bool:
+    if num_rows > rows and (needs_grad or reduce in EXTREMA):
+        return False
+    return not (reduce in EXTREMA and rows > MANY_ROWS and rows > LARGE_GROUPS * num_rows)
 
 
 def scatter_rows(src: Any, index: Any, dim: Any, num_rows: Any, reduce: str | None) -> Any:
     """``src [E, ...]`` reduced along dimension 0 into the rows ``[num_rows, ...]`` that ``index [E]`` names, as PyG's ``scatter``
     does it; ``NotImplemented``: PyG's own must run."""
-    if type(src) not in guards.PLAIN or src.is_cuda or reduce is None:
+    if type(src) not in guards.PLAIN or reduce is None:
+        return NotImplemented
+    needs_grad, on_cuda = src.requires_grad and torch.is_grad_enabled(), src.is_cuda
+    if on_cuda and (needs_grad or torch.are_deterministic_algorithms_enabled()):
         return NotImplemented
     if guards.tracing_state() is not None:  # which would warn of comparisons
         return NotImplemented
-    numel, needs_grad = src.numel(), src.requires_grad and torch.is_grad_enabled()
-    if numel < (MANY_IN_TRAINING if needs_grad else MANY if reduce == "sum" else 1):
-        return NotImplemented
-    rows, dims = src.shape[0] if src.shape else 0, src.dim()
-    if numel < WIDE * rows and (needs_grad or rows > FEW_ROWS or reduce == "sum"):
+    numel, rows, dims = src.numel(), src.shape[0] if src.shape else 0, src.dim()
+    if not on_cuda and not _are_many(numel, rows, reduce, needs_grad):
         return NotImplemented
     if type(index) is not Tensor or type(dim) is not int or not rows:
         return NotImplemented
@@ -94,9 +109,11 @@ def scatter_rows(src: Any, index: Any, dim: Any, num_rows: Any, reduce: str | No
         return NotImplemented
     if num_rows is None:
         num_rows = int(index.max()) + 1
-    if type(num_rows) is not int or num_rows <= 0 or (num_rows > rows and (needs_grad or reduce in EXTREMA)):
+    if type(num_rows) is not int or num_rows <= 0:
         return NotImplemented
-    if reduce in EXTREMA and rows > MANY_ROWS and rows > LARGE_GROUPS * num_rows:
+    if on_cuda:
+        ids.watch(index)
+    elif not _are_spread(rows, num_rows, reduce, needs_grad):
         return NotImplemented
     try:
         out = scatter(index, None, None, src if dims == 2 else src.reshape(rows, -1), num_rows, reduce, needs_grad)
@@ -132,6 +149,12 @@ def gcn_norm(
         num_nodes = _number_of_nodes(edge_index)
     if dtype not in REORDERED or type(num_nodes) is not int:
         return NotImplemented
+    if edge_index.is_cuda:
+        if edge_weight is not None:
+            return NotImplemented
+        ids.watch(edge_index)
+        made = _ops.loops_listed.default(edge_index, num_nodes, True) if add_self_loops else edge_index
+        return made, _ops.gcn_norm_coo.default(made, None, num_nodes, None, flow == "source_to_target", dtype)[1]
     # PyG weighs loops by `improved` only where edges have weights.
     fill = (2.0 if improved and edge_weight is not None else 1.0) if add_self_loops else None
     try:
@@ -150,7 +173,11 @@ def laplacian(edge_index: Any, num_nodes: Any, edge_weight: Any, normalization: 
         return NotImplemented
     if type(normalization) not in (str, type(None)) or normalization not in _NORMALISATIONS or not _takes(edge_index):
         return NotImplemented
-    if not _takes_weight(edge_weight, edge_index) or (edge_weight is not None and edge_weight.dtype is not dtype):
+    if (
+        not edge_index.is_cpu
+        or not _takes_weight(edge_weight, edge_index)
+        or (edge_weight is not None and edge_weight.dtype is not dtype)
+    ):
         return NotImplemented
     arguments = num_nodes, _NORMALISATIONS[normalization], None if lambda_max is None else float(lambda_max), dtype
     try:

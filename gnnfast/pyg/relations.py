@@ -21,6 +21,7 @@ from gnnfast.dispatch.relations import Relations, check_bounds, filled, has_all_
 from gnnfast.graph.checks import MOST_EDGES, MOST_NODES
 from gnnfast.patching import class_of, code_of, is_dispatched
 from gnnfast.pyg.known import replaced_in_layer, replaced_in_relations
+from gnnfast.pyg.small import is_new_and_few
 from gnnfast.pyg.verdict import Steps, check_steps
 from gnnfast.reporting import ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, REORDERED
@@ -37,6 +38,8 @@ def make_rgcn_conv(original: FunctionType) -> Callable[..., Any]:
 
     def rgcn_conv(module: Any, x: Any, edge_index: Any, edge_type: Any) -> Any:
         place, training = f"pyg {type(module).__name__}", module.training
+        if fast and _is_new_and_few(module, edge_index):  # propagate() says so
+            return NotImplemented
         try:
             reduce = _reduction(known, fast, module)
             x_src, x_dst = x if type(x) is tuple and len(x) == 2 and x[1] is not None else (x, x)
@@ -66,6 +69,14 @@ def make_rgcn_conv(original: FunctionType) -> Callable[..., Any]:
         return out if module.bias is None else out + module.bias
 
     return rgcn_conv
+
+
+def _is_new_and_few(module: Any, edge_index: Any) -> bool:
+    """Whether FastRGCNConv meets a new graph on a GPU, and makes few bytes of matrices for its edges."""
+    if type(edge_index) is not Tensor or not edge_index.is_cuda or edge_index.dim() != 2:
+        return False
+    row_bytes = module.in_channels_l * module.out_channels * module.weight.element_size()
+    return is_new_and_few(edge_index, row_bytes, module, "cuda")
 
 
 def _asks_pyg_lib() -> bool:

@@ -373,8 +373,7 @@ def test_opcheck_of_rows_of_edges_on_a_cpu():
 
 
 def test_rows_of_edges_have_no_columns(device):
-    row, x = torch.tensor([0, 1], device=device), torch.randn(2, 3, device=device)
-    weight = None if device.type == "cuda" else torch.ones(2)
+    row, x, weight = torch.tensor([0, 1], device=device), torch.randn(2, 3, device=device), torch.ones(2, device=device)
     with pytest.raises(RuntimeError, match="without columns"):
         torch.ops.gnnfast.spmm_coo(row, None, weight, x, 2, 0)
 

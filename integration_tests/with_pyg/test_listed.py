@@ -1,4 +1,4 @@
-"""PyG's functions over few edges on a CPU in one operation: what users get has the same bits, and is theirs alone."""
+"""PyG's functions over few edges in one operation: what users get has, on a CPU, the same bits, and is theirs alone."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ CALLS = {
     "add_self_loops of 9": lambda e: add_self_loops(e, num_nodes=9)[0],
     "gcn_norm": lambda e: gcn_norm(e),
     "gcn_norm of 9": lambda e: gcn_norm(e, num_nodes=9, flow="target_to_source", dtype=torch.float64),
-    "gcn_norm, weights": lambda e: gcn_norm(e, WEIGHT, 5, improved=True),
-    "gcn_norm, no loops": lambda e: gcn_norm(e, WEIGHT, 5, add_self_loops=False),
-    "softmax": lambda e: softmax(WEIGHT, e[1]),
-    "softmax of 9": lambda e: softmax(WEIGHT.view(-1, 1), e[1], num_nodes=9, dim=-2),
+    "gcn_norm, weights": lambda e: gcn_norm(e, WEIGHT.to(e.device), 5, improved=True),
+    "gcn_norm, no loops": lambda e: gcn_norm(e, WEIGHT.to(e.device), 5, add_self_loops=False),
+    "softmax": lambda e: softmax(WEIGHT.to(e.device), e[1]),
+    "softmax of 9": lambda e: softmax(WEIGHT.to(e.device).view(-1, 1), e[1], num_nodes=9, dim=-2),
     "laplacian": lambda e: getattr(ChebConv(2, 2, 2), "__norm__")(e, 5, None, "sym", dtype=torch.float32),  # noqa: B009
 }
 
@@ -39,6 +39,14 @@ def graphs_are_small(small):
 def same_bits(found, expected):
     for f, e in zip(found, expected, strict=True):
         assert f.dtype is e.dtype and torch.equal(f.isnan(), e.isnan()) and torch.equal(f.nan_to_num(7), e.nan_to_num(7))
+
+
+def same(found, expected):
+    """On a GPU sums are those of atomics."""
+    if expected[0].is_cpu:
+        return same_bits(found, expected)
+    for f, e in zip(found, expected, strict=True):
+        torch.testing.assert_close(f, e, equal_nan=True)
 
 
 def tensors(made):
@@ -54,19 +62,23 @@ def ops_of(step):
 
 @pytest.mark.parametrize("repeats", [1, 3])
 @pytest.mark.parametrize("name", CALLS)
-def test_same_bits(name, repeats):
-    call = CALLS[name]
-    expected = tensors(without(lambda: call(EDGES.clone())))
-    edges = EDGES.clone()
+def test_same_bits(name, repeats, device):
+    call, given = CALLS[name], EDGES.to(device)
+    expected = tensors(without(lambda: call(given.clone())))
+    edges = given.clone()
     for _ in range(repeats):
         found = tensors(call(edges))
-        same_bits(found, expected)
+        same(found, expected)
         for f in found:
             if f is not edges:
                 f.zero_()  # is the user's
-    assert torch.equal(edges, EDGES)
-    assert ops_of(lambda: call(EDGES.clone())) <= {"loops_listed", "gcn_norm_listed", "softmax_coo", "laplacian_listed"}
-    assert ops_of(lambda: call(EDGES.clone()))
+    assert torch.equal(edges, given)
+    ops = ops_of(lambda: call(given.clone()))
+    if device.type == "cpu":
+        assert ops and ops <= {"loops_listed", "gcn_norm_listed", "softmax_coo", "laplacian_listed"}
+    else:  # with weights by PyG's operations, as Laplacians, but for their loops
+        assert bool(ops) == ("weights" not in name and "no loops" not in name)
+        assert ops <= {"loops_listed", "gcn_norm_coo", "softmax_coo"}
 
 
 # ---- rows that belong to groups ----------------------------------------------------------------------------------------------------
@@ -89,18 +101,19 @@ def groups(graph):
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("reduce", REDUCTIONS)
-def test_scatter(reduce, graph, rows, dtype, monkeypatch):
+def test_scatter(reduce, graph, rows, dtype, device, monkeypatch):
     monkeypatch.setattr(listed, "MANY", 1)
     index, num_dst = groups(graph)
     src = ROWS[rows](len(index))
-    src = (src.nan_to_num(5, 7, -7) if dtype is torch.int64 else src).to(dtype)
+    src = (src.nan_to_num(5, 7, -7) if dtype is torch.int64 else src).to(device, dtype)
+    index = index.to(device)
     for dim in (0, -src.dim()):
         for size in (num_dst, num_dst + 3, None):
             arguments = src, index, dim, size, reduce
-            same_bits([scatter(*arguments)], [without(lambda: scatter(*arguments))])  # noqa: B023
-    served = dtype in (torch.float32, torch.float64) and len(index) and (rows != "numbers" or reduce not in ("sum", "add"))
-    few = len(index) <= listed.FEW_ROWS or rows != "numbers"
-    if served and few and num_dst <= len(index):
+            same([scatter(*arguments)], [without(lambda: scatter(*arguments))])  # noqa: B023
+    served = dtype in (torch.float32, torch.float64) and len(index)
+    wide = rows != "numbers" or (reduce not in ("sum", "add") and len(index) <= listed.FEW_ROWS)
+    if served and (device.type == "cuda" or (wide and num_dst <= len(index))):
         assert ops_of(lambda: scatter(src, index, 0, num_dst, reduce)) == {"spmm_coo"}
 
 
@@ -153,10 +166,27 @@ def test_groups_that_do_not_exist(index, grad, monkeypatch):
 
 
 @pytest.mark.parametrize("pool", [nn.global_add_pool, nn.global_mean_pool, nn.global_max_pool])
-def test_readouts(pool):
-    x, batch = torch.randn(700, 16), torch.arange(700) // 7
+def test_readouts(pool, device):
+    x, batch = torch.randn(700, 16, device=device), torch.arange(700, device=device) // 7
     with torch.no_grad():
-        assert torch.equal(pool(x, batch), without(lambda: pool(x, batch))) and ops_of(lambda: pool(x, batch)) == {"spmm_coo"}
+        same([pool(x, batch)], [without(lambda: pool(x, batch))])
+        assert ops_of(lambda: pool(x, batch)) == {"spmm_coo"}
+    if device.type == "cuda":
+        x.requires_grad_()
+        assert not ops_of(lambda: pool(x, batch))
+
+
+@pytest.mark.parametrize("name", ["softmax", "scatter"])
+def test_deterministic_algorithms(name, device):
+    """Sums by atomics are not."""
+    x, index = torch.randn(50, 3, device=device), torch.arange(50, device=device) % 7
+    step = (lambda: softmax(x, index)) if name == "softmax" else (lambda: scatter(x, index, reduce="max"))
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        same([step()], [without(step)])
+        assert bool(ops_of(step)) == (device.type == "cpu")
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_scatter_replaced_by_somebody(monkeypatch):
@@ -191,19 +221,21 @@ def gradients_are_ours(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("graph", ["no_edges", "one_edge", "self_loops_and_duplicates", "hub", "random"])
 @pytest.mark.parametrize("name", SUMS)
-def test_sums(name, graph, dtype, grad, gradients_are_ours):
+def test_sums(name, graph, dtype, grad, device, gradients_are_ours):
     edge_index, *sizes = GRAPHS[graph]()
-    x, layer = torch.randn(max(sizes), 8).to(dtype).requires_grad_(grad), SUMS[name]()
-    weight = (torch.rand(edge_index.shape[1]).to(dtype),) if isinstance(layer, Weighted) else ()
-    layer(torch.randn(max(sizes), 8), edge_index.clone(), *(w.float() for w in weight))  # what the class computes is found out
+    x, edge_index, layer = torch.randn(max(sizes), 8).to(device, dtype).requires_grad_(grad), edge_index.to(device), SUMS[name]()
+    weight = (torch.rand(edge_index.shape[1]).to(device, dtype),) if isinstance(layer, Weighted) else ()
+    layer(x.detach().float(), edge_index.clone(), *(w.float() for w in weight))  # what the class computes is found out
 
     def step():
         with torch.set_grad_enabled(grad):
             return layer(x, edge_index, *weight)
 
     run = (lambda: twice(step, x)) if grad else (lambda: [step()])
-    same_bits(run(), without(run))
-    assert ("spmm_coo" in ops_of(step)) == (dtype is not torch.bfloat16 and not (grad and name == "max"))
+    same(run(), without(run))
+    served = not grad if device.type == "cuda" else not (grad and name == "max")
+    if served or device.type == "cpu":  # on a GPU gradients of maxima are those of a graph that is converted
+        assert ("spmm_coo" in ops_of(step)) == (served and dtype is not torch.bfloat16)
 
 
 def test_sums_over_pairs_and_sizes(gradients_are_ours):

@@ -45,7 +45,7 @@ template <class T, class D>
 __device__ inline acc_t<T> inverse_root(const GcnNormArgs& p, const Nodes<D>& nodes, int64_t i) {
   using A = acc_t<T>;
   const A degree = static_cast<A>(nodes.degree[i]) + (p.loops ? loop_of<T>(p, nodes, i) : A{0});
-  return degree == 0 ? A{0} : 1 / sqrt(degree);
+  return degree == 0 ? A{0} : rsqrt(degree);  // as torch's pow(-0.5)
 }
 
 template <class T, class I, class D>

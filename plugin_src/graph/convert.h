@@ -12,8 +12,8 @@
 //          loops are left out
 //   both   makes the transpose as well, in the same launches: what a new small graph takes is the host's time for these
 //
-// loops_listed (CPU): edge_index [2, E], without its loops if these are to be removed, in order, and then a loop at each of
-// num_nodes nodes; int64. Ids may be anything.
+// loops_listed: edge_index [2, E], without its loops if these are to be removed, in order, and then a loop at each of
+// num_nodes nodes; int64. Ids may be anything. On CUDA it waits for the number of loops, as PyG does, if these are removed.
 #pragma once
 
 #include "common/dtype.h"
@@ -46,6 +46,13 @@ inline CooArgs check_coo_input(const Tensor& row, const Tensor& column, int64_t 
                 "graphs of 2^31 - 1 nodes or 2^31 - 2^16 edges or more are not supported, got ", row.size(0), " edges, ",
                 num_rows, " rows, ", num_cols, " columns");
   return {row.const_data_ptr(), column.const_data_ptr(), row.scalar_type(), row.size(0), num_rows, num_cols};
+}
+
+inline Tensor check_listed(const Tensor& edge_index, int64_t num_nodes) {
+  check_dim("edge_index", edge_index, 2);
+  check_size("edge_index", edge_index, 0, 2);
+  GNNFAST_CHECK(num_nodes >= 0, "the number of nodes must not be negative, got ", num_nodes);
+  return as_contiguous(edge_index);
 }
 
 }  // namespace gnnfast

@@ -131,10 +131,7 @@ Tensor list_loops(const Tensor& edge_index, int64_t num_nodes, bool remove) {
 }
 
 Tensor loops_listed(const Tensor& edge_index_, int64_t num_nodes, bool remove) {
-  const Tensor edge_index = as_contiguous(edge_index_);
-  check_dim("edge_index", edge_index, 2);
-  check_size("edge_index", edge_index, 0, 2);
-  GNNFAST_CHECK(num_nodes >= 0, "the number of nodes must not be negative, got ", num_nodes);
+  const Tensor edge_index = check_listed(edge_index_, num_nodes);
   Tensor made;
   dispatch_index("edge_index", edge_index.scalar_type(),
                  [&](auto type) { made = list_loops<typename decltype(type)::type>(edge_index, num_nodes, remove); });

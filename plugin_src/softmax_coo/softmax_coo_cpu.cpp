@@ -80,29 +80,11 @@ class Groups {
 template <class F>
 Tensor run(const Tensor& in, const Tensor* grad, const Tensor& index_, int64_t num_groups, const F& f) {
   const Tensor index = as_contiguous(index_);
-  const ScalarType dtype = in.scalar_type();
-  GNNFAST_CHECK(in.dim() > 0, "src must have a dimension");
-  check_dim("index", index, 1);
-  check_size("index", index, 0, in.size(0));
-  GNNFAST_CHECK(num_groups >= 0, "the number of groups must not be negative, got ", num_groups);
-  GNNFAST_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Double, "src must be float32 or float64");
-  if (grad) {
-    check_dtype("grad", *grad, dtype);
-    GNNFAST_CHECK(shape_str(*grad) == shape_str(in), "grad must have the shape of src, ", shape_str(in), ", got ",
-                  shape_str(*grad));
-  }
   Tensor out = torch::stable::empty_like(in);
-  const int64_t rows = in.size(0);
-  const SoftmaxCooArgs args{index.const_data_ptr(),
-                            rows,
-                            num_groups,
-                            rows ? in.numel() / rows : 0,
-                            in.const_data_ptr(),
-                            grad ? grad->const_data_ptr() : nullptr,
-                            out.mutable_data_ptr()};
+  const SoftmaxCooArgs args = check_softmax_coo(in, grad, index, num_groups, out);
   dispatch_index("index", index.scalar_type(), [&](auto type) {
     using I = typename decltype(type)::type;
-    dtype == ScalarType::Float ? f(Groups<float, I>(args), out) : f(Groups<double, I>(args), out);
+    in.scalar_type() == ScalarType::Float ? f(Groups<float, I>(args), out) : f(Groups<double, I>(args), out);
   });
   return out;
 }

@@ -18,7 +18,7 @@ inline SpmmCooArgs check_coo(const Tensor& row, const OptTensor& column, const O
     check_size("column", *column, 0, row.size(0));
     args.column = column->const_data_ptr();
   } else {
-    GNNFAST_CHECK(!x.is_cuda() && !weight, "without columns there are kernels on the CPU alone, and no weights");
+    GNNFAST_CHECK(!weight, "without columns there are no weights");
     check_size("x", x, 0, row.size(0));
   }
   args.index64 = row.scalar_type() == ScalarType::Long;
@@ -53,7 +53,7 @@ std::tuple<Tensor, Tensor> run_coo(SpmmCooArgs& args, const Tensor& x) {
   return {out.scalar_type() == x.scalar_type() ? out : torch::stable::to(out, x.scalar_type()), degree};
 }
 
-// reduce: 0 sum, 1 mean, 2 max, 3 min. Without columns, edge e takes row e of x (CPU only). Returns the result, and the degrees
+// reduce: 0 sum, 1 mean, 2 max, 3 min. Without columns, edge e takes row e of x. Returns the result, and the degrees
 // [num_rows] of a mean (else [0]).
 template <class Device>
 std::tuple<Tensor, Tensor> spmm_coo(const Tensor& row_, const OptTensor& column_, const OptTensor& weight_, const Tensor& x_,

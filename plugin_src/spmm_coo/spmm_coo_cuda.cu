@@ -4,37 +4,13 @@
 #include <torch/csrc/stable/library.h>
 
 #include "common/ids.cuh"
+#include "common/keys.cuh"
 #include "common/launch.cuh"
 #include "common/vec.cuh"
 #include "spmm_coo.h"
 
 namespace gnnfast {
 namespace {
-
-// Order-preserving keys: 0 is below every value and means "no edge"; NaN is above every value.
-__device__ inline uint32_t to_key(float v) {
-  const uint32_t bits = __float_as_uint(v);
-  return v != v ? 0xffffffffu : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-__device__ inline unsigned long long to_key(double v) {
-  const unsigned long long bits = __double_as_longlong(v), top = 1ull << 63;
-  return v != v ? ~0ull : bits & top ? ~bits : bits | top;
-}
-__device__ inline float from_key(uint32_t key) {
-  return __uint_as_float(key == 0xffffffffu ? 0x7fc00000u : key & 0x80000000u ? key ^ 0x80000000u : ~key);
-}
-__device__ inline double from_key(unsigned long long key) {
-  const unsigned long long top = 1ull << 63;
-  return __longlong_as_double(key == ~0ull ? 0x7ff8000000000000ull : key & top ? key ^ top : ~key);
-}
-template <class A>
-struct Key {
-  using type = uint32_t;
-};
-template <>
-struct Key<double> {
-  using type = unsigned long long;
-};
 
 template <int N, class A>
 __device__ inline void atomic_add(A* p, const A (&v)[N]) {
@@ -55,7 +31,7 @@ __global__ void __launch_bounds__(kBlock) spmm_coo_kernel(const SpmmCooArgs p, i
   const int64_t thread = int64_t{blockIdx.x} * kBlock + threadIdx.x;
   const int t = static_cast<int>(thread % lanes);
   const int64_t edge = min(thread / lanes, p.num_edges - 1), segment = p.width / p.heads;
-  int64_t row = static_cast<const I*>(p.row)[edge], column = static_cast<const I*>(p.column)[edge];
+  int64_t row = static_cast<const I*>(p.row)[edge], column = p.column ? static_cast<const I*>(p.column)[edge] : edge;
   const bool good_row = inside(row, p.num_rows), good = good_row && inside(column, p.num_cols);
   const bool mine = thread / lanes < p.num_edges, live = mine && good;
   if (mine && !good && t == 0) complain(complaint, good_row ? column : row, good_row ? p.num_cols : p.num_rows);

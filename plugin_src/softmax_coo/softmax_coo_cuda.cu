@@ -1,0 +1,94 @@
+// CUDA softmax over groups: a thread has a number, and groups are reduced by atomics. Bytes that must move: E * width numbers
+// read three times and written twice (forward), and the ids of the groups; PyG's ten operations move some twelve times as many.
+// On small graphs it is one call of the host in place of a dozen.
+#include <torch/csrc/stable/library.h>
+
+#include "common/ids.cuh"
+#include "common/keys.cuh"
+#include "common/launch.cuh"
+#include "softmax_coo.h"
+
+namespace gnnfast {
+namespace {
+
+enum Step { kMost, kExp, kDivide, kDot, kGradient };
+
+template <class T>
+struct Groups {
+  typename Key<T>::type* most;  // [num_groups, width], of keys
+  T* sum;                       // [num_groups, width]
+};
+
+template <Step STEP, class T, class I>
+__global__ void __launch_bounds__(kBlock) step_kernel(const SoftmaxCooArgs p, const Groups<T> groups, longlong2* complaint) {
+  const int64_t i = int64_t{blockIdx.x} * kBlock + threadIdx.x;
+  if (i >= p.num_rows * p.width) return;
+  const longlong2 at = row_and_feature(i, p.width);
+  const int64_t group = static_cast<const I*>(p.index)[at.x], column = group * p.width + at.y;
+  const T* in = static_cast<const T*>(p.in);
+  T* out = static_cast<T*>(p.out);
+  if (!inside(group, p.num_groups)) {
+    if (STEP == kMost || STEP == kDot) complain(complaint, group, p.num_groups);
+    out[i] = 0;
+    return;
+  }
+  if constexpr (STEP == kMost) {
+    atomicMax(groups.most + column, to_key(in[i]));
+  } else if constexpr (STEP == kExp) {
+    out[i] = exp(in[i] - from_key(groups.most[column]));
+    atomicAdd(groups.sum + column, out[i]);
+  } else if constexpr (STEP == kDivide) {
+    out[i] /= groups.sum[column] + static_cast<T>(1e-16);
+  } else if constexpr (STEP == kDot) {
+    atomicAdd(groups.sum + column, in[i] * static_cast<const T*>(p.grad)[i]);
+  } else {
+    out[i] = in[i] * (static_cast<const T*>(p.grad)[i] - groups.sum[column]);
+  }
+}
+
+template <class T, Step... STEPS>
+void run(const SoftmaxCooArgs& p, const Tensor& index, const Tensor& out) {
+  const Launch launch(out);
+  const int64_t size = p.num_groups * p.width, threads = p.num_rows * p.width;
+  if (threads == 0) return;
+  const int64_t both = sizeof...(STEPS) == 3 ? 2 : 1;
+  const Tensor scratch = make_empty(out, {both * size}, out.scalar_type());
+  T* sum = static_cast<T*>(scratch.mutable_data_ptr());
+  const Groups<T> groups{reinterpret_cast<typename Key<T>::type*>(sum + size), sum};
+  if (size) STD_CUDA_CHECK(cudaMemsetAsync(sum, 0, both * size * sizeof(T), launch.stream));
+  dispatch_index("index", index.scalar_type(), [&](auto type) {
+    using I = typename decltype(type)::type;
+    auto step = [&](auto which) {
+      step_kernel<decltype(which)::value, T, I><<<blocks_for(threads), kBlock, 0, launch.stream>>>(p, groups, complaints());
+      STD_CUDA_KERNEL_LAUNCH_CHECK();
+    };
+    (step(std::integral_constant<Step, STEPS>{}), ...);
+  });
+}
+
+template <Step... STEPS>
+Tensor steps(const Tensor& in, const Tensor* grad, const Tensor& index_, int64_t num_groups) {
+  const Tensor index = as_contiguous(index_);
+  Tensor out = torch::stable::empty_like(in);
+  const SoftmaxCooArgs args = check_softmax_coo(in, grad, index, num_groups, out);
+  in.scalar_type() == ScalarType::Float ? run<float, STEPS...>(args, index, out) : run<double, STEPS...>(args, index, out);
+  return out;
+}
+
+Tensor softmax_coo(const Tensor& src, const Tensor& index, int64_t num_groups) {
+  return steps<kMost, kExp, kDivide>(as_contiguous(src), nullptr, index, num_groups);
+}
+
+Tensor softmax_coo_backward(const Tensor& prob, const Tensor& grad_, const Tensor& index, int64_t num_groups) {
+  const Tensor grad = as_contiguous(grad_);
+  return steps<kDot, kGradient>(as_contiguous(prob), &grad, index, num_groups);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(gnnfast, CUDA, m) {
+  m.impl("softmax_coo", TORCH_BOX(&softmax_coo));
+  m.impl("softmax_coo_backward", TORCH_BOX(&softmax_coo_backward));
+}
+
+}  // namespace gnnfast
