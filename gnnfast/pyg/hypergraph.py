@@ -36,12 +36,12 @@ def make_hypergraph_conv(original: FunctionType) -> Callable[..., Any]:
     def hypergraph_conv(module: Any, x: Any, edge_index: Any, weight: Any, _: Any, num_edges: Any) -> Any:
         if module.__dict__.get("use_attention", True):
             return NotImplemented  # propagate() says how it runs
+        few = _are_few(module, x, edge_index, weight)
+        if few and edge_index.is_cuda and torch.is_grad_enabled():
+            return NotImplemented  # two gradients in Python take longer than PyG's operations
         place = f"pyg {type(module).__name__}"
         try:
             _check(known, module, x, edge_index, weight)
-            few = _are_few(module, x, edge_index, weight)
-            if few and x.is_cuda and torch.is_grad_enabled():  # to which two gradients in Python are more than PyG's operations
-                return NotImplemented
             num_nodes, num_edges = x.shape[0], _number_of_hyperedges(edge_index, few) if num_edges is None else num_edges
             of_edges = _coefficients(edge_index, 1, None, num_edges, x.dtype, few)
             of_nodes = _coefficients(edge_index, 0, weight, num_nodes, x.dtype, few)
@@ -88,8 +88,10 @@ def _check(known: Any, module: Any, x: Any, edge_index: Any, weight: Any) -> Non
         raise Unsupported("weights of hyperedges do not fit")
 
 
-def _are_few(module: Any, x: Tensor, edge_index: Tensor, weight: Any) -> bool:
+def _are_few(module: Any, x: Any, edge_index: Any, weight: Any) -> bool:
     """Whether there are too few members of hyperedges to keep anything of them."""
+    if not (type(x) is type(edge_index) is Tensor and edge_index.dim() == 2):
+        return False
     if x.dtype not in REORDERED or (isinstance(weight, Tensor) and weight.requires_grad):
         return False
     if torch.is_grad_enabled() and saved_tensors_are_watched():

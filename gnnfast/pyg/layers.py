@@ -126,9 +126,9 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
 
 
 def _is_few(form: Form, module: Any, x: Any, edge_index: Any) -> bool:
-    """Whether there is nothing to gain: on a GPU, but for means, which are only left in training, over a graph that is very small
-    or new; on a CPU where it is new, or tiny in training. ``propagate``, which PyG's own calls next, says so and need not ask
-    again. Replays of a captured step do not ask the host."""
+    """Whether there is nothing to gain: on a GPU, but for means, which are only left over a graph that is new, or in training over
+    one that is very small; on a CPU where it is new, or tiny in training. ``propagate``, which PyG's own calls next, says so and
+    need not ask again. Replays of a captured step do not ask the host."""
     bound = bounds.get(id(module))
     if bound is not None and bound.holds(x, edge_index) and not (bound.on_cuda and is_capturing()):
         left.edge_index = edge_index
@@ -145,6 +145,8 @@ def _is_few(form: Form, module: Any, x: Any, edge_index: Any) -> bool:
     if aggr not in _PLAIN:  # what PyG makes of several reductions is many operations
         return False
     training, num_edges = torch.is_grad_enabled(), edge_index.shape[1]
+    if not training and id(type(module)) not in served:
+        return False  # what it computes is found out, by which propagate() sums over the edges as they are listed
     # Where features get no gradient there is no pass backward, which would be the longer one.
     moved = num_edges * row_bytes // (2 if training and not x.requires_grad else 1)
     if not cannot_win(moved, training, settings()) or is_capturing() or torch.are_deterministic_algorithms_enabled():
@@ -154,7 +156,7 @@ def _is_few(form: Form, module: Any, x: Any, edge_index: Any) -> bool:
     elif training and (num_edges + x.shape[0]) * row_bytes <= FEW_BYTES * relative_bandwidth():
         most = int(FEW_BYTES * relative_bandwidth() // (row_bytes or 1)) - x.shape[0]
         remember(module, "x", x, edge_index, (-1, 2 * most))
-    elif not training or saved_tensors_are_watched() or _met.again(edge_index, id(module)):
+    elif (training and saved_tensors_are_watched()) or _met.again(edge_index, id(module)):
         return False  # layers share what a graph is found by, and degrees
     left.edge_index = edge_index
     return True

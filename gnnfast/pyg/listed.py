@@ -92,7 +92,8 @@ def scatter_rows(src: Any, index: Any, dim: Any, num_rows: Any, reduce: str | No
     if type(src) not in guards.PLAIN or reduce is None:
         return NotImplemented
     needs_grad, on_cuda = src.requires_grad and torch.is_grad_enabled(), src.is_cuda
-    if on_cuda and (needs_grad or torch.are_deterministic_algorithms_enabled()):
+    # A sum on a GPU is two operations of torch's, each as long for the host as one of ours.
+    if on_cuda and (needs_grad or reduce == "sum" or torch.are_deterministic_algorithms_enabled()):
         return NotImplemented
     if guards.tracing_state() is not None:  # which would warn of comparisons
         return NotImplemented

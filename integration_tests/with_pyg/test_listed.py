@@ -46,7 +46,8 @@ def same(found, expected):
     if expected[0].is_cpu:
         return same_bits(found, expected)
     for f, e in zip(found, expected, strict=True):
-        torch.testing.assert_close(f, e, equal_nan=True)
+        close = {torch.float32: dict(rtol=1e-4, atol=1e-4), torch.bfloat16: dict(rtol=0.05, atol=1)}
+        torch.testing.assert_close(f, e, equal_nan=True, **close.get(e.dtype, {}))
 
 
 def tensors(made):
@@ -112,8 +113,9 @@ def test_scatter(reduce, graph, rows, dtype, device, monkeypatch):
             arguments = src, index, dim, size, reduce
             same([scatter(*arguments)], [without(lambda: scatter(*arguments))])  # noqa: B023
     served = dtype in (torch.float32, torch.float64) and len(index)
-    wide = rows != "numbers" or (reduce not in ("sum", "add") and len(index) <= listed.FEW_ROWS)
-    if served and (device.type == "cuda" or (wide and num_dst <= len(index))):
+    sums = reduce in ("sum", "add")
+    wide = rows != "numbers" or (not sums and len(index) <= listed.FEW_ROWS)
+    if served and (not sums if device.type == "cuda" else wide and num_dst <= len(index)):
         assert ops_of(lambda: scatter(src, index, 0, num_dst, reduce)) == {"spmm_coo"}
 
 
@@ -170,7 +172,8 @@ def test_readouts(pool, device):
     x, batch = torch.randn(700, 16, device=device), torch.arange(700, device=device) // 7
     with torch.no_grad():
         same([pool(x, batch)], [without(lambda: pool(x, batch))])
-        assert ops_of(lambda: pool(x, batch)) == {"spmm_coo"}
+        of_torch = device.type == "cuda" and pool is nn.global_add_pool
+        assert ops_of(lambda: pool(x, batch)) == (set() if of_torch else {"spmm_coo"})
     if device.type == "cuda":
         x.requires_grad_()
         assert not ops_of(lambda: pool(x, batch))

@@ -321,7 +321,7 @@ def test_a_graph_of_two_kinds_of_nodes(device):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_cached_edges_of_small_graphs(training, device, small):
-    """With its normalised edges kept a layer is a product and a sum, which on a GPU PyG does as fast."""
+    """With its normalised edges kept a layer is a product and a sum, which on a GPU PyG trains as fast."""
     edge_index, n = graph_of("hub", device)
     x = torch.randn(n, F, device=device)
     layer = nn.GCNConv(F, 5, cached=True).to(device)
@@ -331,7 +331,7 @@ def test_cached_edges_of_small_graphs(training, device, small):
             gnnfast.clear_report()
             found = layer(x, edge_index)
             kernels = {kernel for _, kernel, _ in gnnfast.report().kernels}
-            assert (kernels == {"PyG's own"}) == (device.type == "cuda")
+            assert kernels == {"PyG's own"} if training and device.type == "cuda" else "PyG's own" not in kernels
             assert relative_error(found, first) < 1e-5
     gnnfast.disable()
     assert relative_error(found, layer(x, edge_index)) < 1e-5
