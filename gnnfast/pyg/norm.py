@@ -329,13 +329,14 @@ def _is_left(edge_index: Any, edge_weight: Any, *key: str) -> bool:
         return False
     if _are_watched():
         return False
-    of_edges = type(edge_weight) is not Tensor or edge_weight.requires_grad  # of which nothing but the edges is kept
+    # Of edges alone where nothing is kept of weights; and on a GPU, where new weights are weighed over what is kept of edges.
+    of_edges = type(edge_weight) is not Tensor or edge_weight.requires_grad or edge_index.is_cuda
     return not _sightings.again(edge_index if of_edges else edge_weight, *key)
 
 
 def _is_met(edge_weight: Tensor) -> bool:
-    """Whether to keep what is made of constant weights: on a CPU only if they were met before."""
-    return edge_weight.is_cuda or _are_watched() or _sightings.again(edge_weight)
+    """Whether to keep what is made of constant weights."""
+    return _are_watched() or _sightings.again(edge_weight)
 
 
 ROW_BYTES = 16  # of an edge: PyG's own takes 60 us and a few ns an edge, to keep and copy what it gives 45
