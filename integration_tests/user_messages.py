@@ -1,4 +1,4 @@
-"""What users make of the features at the ends of edges, as functions that one layer runs."""
+"""What users make of the features at the ends of edges, as functions that one layer runs, and in layers of their own."""
 
 from __future__ import annotations
 
@@ -31,6 +31,22 @@ class Layer(MessagePassing):
         return self.function(self, x_i, x_j, attr, (index, None, size_i))
 
 
+class Plain(MessagePassing):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j):
+        return x_j
+
+
+class Weighted(MessagePassing):
+    def forward(self, x, edge_index, w):
+        return self.propagate(edge_index, x=x, edge_weight=w)
+
+    def message(self, x_j, edge_weight):
+        return edge_weight.view(-1, 1) * x_j
+
+
 class Doubled(torch.autograd.Function):
     """Whose gradient is wrong on purpose, by which it is known that it was asked."""
 
@@ -46,6 +62,18 @@ class Doubled(torch.autograd.Function):
 @torch.jit.script
 def scripted(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a * b.sigmoid()
+
+
+def plain_rows(m, i, j, attr, at):
+    return j
+
+
+def differences(m, i, j, attr, at):
+    return (j - i).tanh()
+
+
+def relu_rows(m, i, j, attr, at):
+    return j.relu() + 1e-7
 
 
 def of_numpy(m, i, j, attr, at):

@@ -1,0 +1,199 @@
+"""Graphs, weights and models that change after they were compiled: nothing is compiled again, and the numbers are PyG's."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from compiling import F, check, compiled, expected, fresh, graph_of, is_served, step, traced  # noqa: F401
+from graphs import relative_error
+
+import gnnfast
+from gnnfast import _native
+
+pytest.importorskip("torch_geometric", reason="PyG is not installed")
+if not _native.cpu.loaded:
+    pytest.skip(_native.cpu.reason, allow_module_level=True)
+from compiled_layers import LAYERS, NETS
+from torch_geometric import nn
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", ["GCNConv", "SAGEConv max", "GATConv", "APPNP"])
+def test_new_graphs_do_not_recompile(name, dynamic, device):
+    layer = LAYERS[name]().double().to(device)
+    model = compiled(layer, dynamic=dynamic)
+    for i in range(5):
+        n, edges = 40 + 7 * i, 300 + 31 * i
+        x = torch.randn(n, F, dtype=torch.float64, device=device)
+        edge_index = torch.randint(0, n, (2, edges), device=device)
+        check(step(model, layer, x, edge_index), expected(layer, x, edge_index))
+    assert traced() <= (2 if dynamic is None else 1) and is_served()
+
+
+@pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "GATConv"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_edges_changed_in_place(name, backend, device):
+    layer = LAYERS[name]().double().to(device)
+    x, edge_index, _ = graph_of("random", device)
+    model = compiled(layer, backend=backend)
+    for i in range(4):
+        check(step(model, layer, x, edge_index), expected(layer, x, edge_index))
+        edge_index[:, i * 5 : i * 5 + 5] = i
+    assert traced() == 1 and is_served()
+
+
+@pytest.mark.parametrize("name", ["GCNConv", "GraphConv"])
+def test_weights_changed_in_place(name, device):
+    layer = LAYERS[name]().double().to(device)
+    x, edge_index, weight = graph_of("random", device)
+    model = compiled(layer, backend="inductor")
+    for _ in range(4):
+        check(step(model, layer, x, edge_index, weight), expected(layer, x, edge_index, weight))
+        check(step(model, layer, x, edge_index, weight), expected(layer, x, edge_index, weight))
+        weight.mul_(1.5)[:5].zero_()
+    assert traced() == 1 and is_served()
+
+
+class Computing(torch.nn.Module):
+    """Edges and weights that exist within the compiled code only, in buffers that a compiler uses again."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.convs = torch.nn.ModuleList([conv, copy.deepcopy(conv)])
+
+    def forward(self, x, edge_index, weight):
+        for i, conv in enumerate(self.convs):
+            edges = (edge_index + i + 1) % x.shape[0]
+            x = conv(x, edges, (weight * (i + 1)).sin() + 2)
+            x = conv(x, edge_index, (weight * (i + 2)).cos() + 2)
+        return x
+
+
+@pytest.mark.parametrize("conv", [lambda: nn.GraphConv(F, F), lambda: nn.GCNConv(F, F)])
+def test_computed_edges_and_weights(conv, device):
+    net = Computing(conv()).double().to(device)
+    x, edge_index, weight = graph_of("random", device)
+    model = compiled(net, backend="inductor")
+    wanted = expected(net, x, edge_index, weight)
+    for _ in range(3):
+        check(step(model, net, x, edge_index, weight), wanted)
+    report = gnnfast.report()
+    assert report.kernels and {reason for _, reason in report.fallbacks} == {
+        "compiled: edge_index is computed within the compiled code"
+    }
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_edges_written_within_the_code(backend, device):
+    class Writing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.SAGEConv(F, F)
+
+        def forward(self, x, edge_index):
+            x = self.conv(x, edge_index)
+            edge_index.copy_(edge_index.flip(0))
+            return self.conv(x, edge_index)
+
+    net = Writing().double().to(device)
+    x, edge_index, _ = graph_of("random", device)
+    model = compiled(net, backend=backend)
+    with torch.no_grad():
+        for _ in range(4):  # each turns the edges around
+            gnnfast.disable()
+            wanted = net(x, edge_index.clone())
+            gnnfast.enable()
+            before = edge_index.clone()
+            assert relative_error(model(x, edge_index), wanted) < 1e-9
+            assert torch.equal(edge_index, before.flip(0))
+
+
+def test_checkpointed_parts(device):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.GCNConv(F, F), nn.SAGEConv(F, F)
+
+        def forward(self, x, edge_index):
+            x = torch.utils.checkpoint.checkpoint(self.first, x, edge_index, use_reentrant=False)
+            moved = (edge_index + 1) % x.shape[0]
+            return torch.utils.checkpoint.checkpoint(self.second, x, moved, use_reentrant=False)
+
+    net = Net().double().to(device)
+    x, edge_index, _ = graph_of("random", device)
+    model = compiled(net)
+    for _ in range(2):
+        check(step(model, net, x, edge_index), expected(net, x, edge_index))
+
+
+def test_options_and_modes_change(device):
+    x, edge_index, _ = graph_of("self_loops_and_duplicates", device)
+    layer = nn.GCNConv(F, 5).double().to(device)
+    model = compiled(layer)
+    for change in ({}, {"add_self_loops": False}, {"improved": True}, {"normalize": False}, {"training": False}):
+        vars(layer).update(change)
+        check(step(model, layer, x, edge_index), expected(layer, x, edge_index))
+    with torch.no_grad():
+        found = model(x, edge_index)
+        assert not found.requires_grad and relative_error(found, layer(x, edge_index)) < 1e-9
+    with torch.inference_mode():
+        assert relative_error(model(x, edge_index), found) < 1e-9
+    check(step(model, layer, x, edge_index), expected(layer, x, edge_index))
+
+
+@pytest.mark.parametrize("name", ["SAGEConv", "GCNConv", "GATConv"])
+def test_parts_change(name, device):
+    """What is put into a layer after it was compiled runs."""
+    x, edge_index, _ = graph_of("random", device)
+    layer = LAYERS[name]().double().to(device)
+    model = compiled(layer)
+    check(step(model, layer, x, edge_index), expected(layer, x, edge_index))
+    layer.message = {
+        "SAGEConv": lambda x_j: x_j * 2,
+        "GCNConv": lambda x_j, edge_weight: edge_weight.view(-1, 1) * x_j * 2,
+        "GATConv": lambda x_j, alpha: alpha.unsqueeze(-1) * x_j * 2,
+    }[name]
+    check(step(model, layer, x, edge_index), expected(layer, x, edge_index))
+    del layer.message
+    check(step(model, layer, x, edge_index), expected(layer, x, edge_index))
+    layer.aggr_module = nn.MaxAggregation()
+    check(step(model, layer, x, edge_index), expected(layer, x, edge_index))
+
+
+def test_cached_normalisation(device):
+    """PyG keeps what the first call computed, whatever edges come later."""
+    x, edge_index, _ = graph_of("random", device)
+    layer, other = (nn.GCNConv(F, 5, cached=True).double().to(device) for _ in range(2))
+    other.load_state_dict(layer.state_dict())
+    model = compiled(layer)
+    for edges in (edge_index, edge_index, edge_index.flip(0)):
+        with torch.no_grad():
+            found = model(x, edges)
+            gnnfast.disable()
+            wanted = other(x, edges)
+            gnnfast.enable()
+        assert relative_error(found, wanted) < 1e-9
+    assert gnnfast.report().kernels
+
+
+def test_switched_off_and_on(device):
+    """Compiled code keeps its numbers; what is compiled while gnnfast is off holds none of its ops."""
+    x, edge_index, _ = graph_of("random", device)
+    net = NETS["GCN"]().double().to(device)
+    model, wanted = compiled(net), expected(net, x, edge_index)
+    check(step(model, net, x, edge_index), wanted)
+    graphs = traced()
+    gnnfast.disable()
+    try:
+        check(step(model, net, x, edge_index), wanted)
+        torch._dynamo.reset()
+        gnnfast.clear_report()
+        check(step(compiled(net), net, x, edge_index), wanted)
+        assert not gnnfast.report().kernels
+    finally:
+        gnnfast.enable()
+    torch._dynamo.reset()
+    check(step(compiled(net), net, x, edge_index), wanted)
+    assert graphs and is_served()

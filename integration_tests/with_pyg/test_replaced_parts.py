@@ -1,0 +1,213 @@
+"""No part that somebody replaced is overlooked: defects found from outside, each in the form it was found in."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from comparison import compare
+from promises import EDGES, NODES, F, both, same
+
+import gnnfast
+from gnnfast.patching import code_of
+
+pytest.importorskip("torch_geometric", reason="PyG is not installed")
+from torch_geometric import nn
+from torch_geometric.nn import MessagePassing, aggr
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from user_messages import Plain
+
+
+def test_a_message_replaced_in_place(edge_index, x):
+    class Edited(Plain):
+        def message(self, x_j):
+            return x_j
+
+    def message(self, x_j):
+        return 2 * x_j
+
+    layer = Edited()
+    for _ in range(3):
+        same(lambda: layer(x, edge_index))
+    Edited.message.__code__ = message.__code__  # what IPython's autoreload does
+    same(lambda: layer(x, edge_index))
+
+
+class Gathers(Plain):
+    def _index_select(self, src, index):
+        return 3 * super()._index_select(src, index)
+
+
+class Lifts(Plain):
+    def _lift(self, src, edge_index, dim):
+        return 3 * super()._lift(src, edge_index, dim)
+
+
+class Checks(Plain):
+    def _check_input(self, edge_index, size):
+        raise ValueError("mine")
+
+
+class Sizes(Plain):
+    def _set_size(self, size, dim, src):
+        raise ValueError("mine too")
+
+
+class Cached(Plain):
+    @functools.lru_cache(None)  # noqa: B019
+    def message(self, x_j):
+        return x_j
+
+
+class Static(MessagePassing):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x, y=x)
+
+    def message(self, x_j):
+        return x_j
+
+    @staticmethod
+    def update(inputs, y, z=1.0):
+        return inputs * 2 + y * z
+
+
+@pytest.mark.parametrize("kind", [Gathers, Lifts, Checks, Sizes, Cached, Static])
+def test_parts_replaced_in_a_subclass(kind, edge_index, x):
+    same(lambda: kind()(x, edge_index))
+    assert gnnfast.report().fallbacks
+
+
+def _times_3(function):
+    def other(*args, **kwargs):
+        out = function(*args, **kwargs)
+        return 3 * out if isinstance(out, torch.Tensor) and out.is_floating_point() else out
+
+    return other
+
+
+REPLACED = {
+    "MessagePassing.aggregate": (MessagePassing, "aggregate"),
+    "MessagePassing._index_select": (MessagePassing, "_index_select"),
+    "MessagePassing._index_select_safe": (MessagePassing, "_index_select_safe"),
+    "MessagePassing.update": (MessagePassing, "update"),
+    "SumAggregation.forward": (aggr.SumAggregation, "forward"),
+    "Aggregation.reduce": (aggr.Aggregation, "reduce"),
+    "Aggregation.__call__": (aggr.Aggregation, "__call__"),
+    "scatter by name": (aggr.base, "scatter"),
+    "torch.Tensor.scatter_add_": (torch.Tensor, "scatter_add_"),
+    "Plain.collect": (Plain, "collect"),
+}
+
+
+@pytest.mark.parametrize("how", ["function", "code", "wrapped"])
+@pytest.mark.parametrize("where", REPLACED)
+def test_parts_replaced_by_somebody(where, how, edge_index, x, monkeypatch):
+    owner, name = REPLACED[where]
+    layer = Plain()
+    for _ in range(2):
+        same(lambda: layer(x, edge_index))
+    gnnfast.clear_report()
+    old = getattr(owner, name)
+    if how == "function":
+        monkeypatch.setattr(owner, name, _times_3(old))
+    elif how == "wrapped":
+        import wrapt
+
+        monkeypatch.setattr(owner, name, wrapt.FunctionWrapper(old, lambda f, instance, args, kwargs: _times_3(f)(*args, **kwargs)))
+    elif hasattr(old, "__code__") and old.__code__.co_freevars == ():
+        copied = type(old)(old.__code__, old.__globals__, old.__name__, old.__defaults__)
+        copied.__kwdefaults__ = old.__kwdefaults__
+        old.__globals__["_gnnfast_test_old"], old.__globals__["_gnnfast_test_times_3"] = copied, _times_3
+        replacement = eval("lambda *a, **k: _gnnfast_test_times_3(_gnnfast_test_old)(*a, **k)").__code__
+        code = code_of(old)
+        old.__code__ = replacement
+    else:
+        pytest.skip("no function of Python's, or one with a closure")
+    try:
+        same(lambda: layer(x, edge_index))
+        found = gnnfast.report()  # if any, PyG's own functions run between gathers and reductions of gnnfast
+        assert found.fallbacks or found.kernels
+        assert not found.kernels or any(kernel.startswith("gathers") for _, kernel, _ in found.kernels)
+    finally:
+        if how == "code":
+            old.__code__ = code
+            del old.__globals__["_gnnfast_test_old"], old.__globals__["_gnnfast_test_times_3"]
+    monkeypatch.undo()
+    gnnfast.clear_report()
+    same(lambda: layer(x, edge_index))
+    assert gnnfast.report().kernels and not gnnfast.report().fallbacks
+
+
+@pytest.mark.parametrize("name", ["scatter", "add_remaining_self_loops", "maybe_num_nodes"])
+def test_parts_of_gcn_norm_replaced(name, edge_index, x, device, monkeypatch):
+    import sys
+
+    conv = nn.GCNConv(F, 4).to(device, torch.float64)
+    same(lambda: conv(x, edge_index))
+    module = sys.modules["torch_geometric.nn.conv.gcn_conv"]
+    monkeypatch.setattr(module, name, _times_3(getattr(module, name)))
+    same(lambda: conv(x, edge_index))
+
+
+def test_parts_further_down_of_gcn_norm_replaced(monkeypatch):
+    import sys
+
+    edge_index = torch.randint(0, NODES, (2, EDGES))  # on a GPU the ids that this makes wrong end the process's CUDA context
+    gcn_norm(edge_index, None, NODES)
+    monkeypatch.setattr(sys.modules["torch_geometric.utils.loop"], "maybe_num_nodes", lambda index, n=None: NODES + 2)
+    found, expected = both(lambda: gcn_norm(edge_index, None, NODES)[0].double())
+    assert type(found) is type(expected) and (isinstance(found, tuple) or torch.equal(found, expected))
+
+
+@pytest.mark.parametrize("where", ["class __call__", "class _call_impl", "instance _call_impl", "Module _call_impl"])
+def test_calls_of_linear_parts_replaced(where, edge_index, x, device, monkeypatch):
+    conv = nn.GCNConv(F, 4).to(device, torch.float64)
+    for _ in range(3):
+        same(lambda: conv(x, edge_index))
+    place, name = where.split()
+    owner = {"class": type(conv.lin), "instance": conv.lin, "Module": torch.nn.Module}[place]
+    old = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args, **kwargs: 1.5 * old(*args, **kwargs))
+    same(lambda: conv(x, edge_index))
+
+
+def test_an_aggregation_that_is_exchanged(edge_index, x):
+    layer = Plain(aggr="sum")
+    for other in (aggr.MeanAggregation(), aggr.MaxAggregation(), aggr.SumAggregation(), aggr.StdAggregation()):
+        layer.aggr_module = other
+        same(lambda: layer(x, edge_index))
+
+
+def test_dispatch_modes_see_the_frameworks_ops(edge_index, x):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counts(TorchDispatchMode):
+        names: list[str]
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.names.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    layer = Plain()
+    layer(x, edge_index)
+    with Counts() as mode:
+        mode.names = []
+        layer(x, edge_index)
+    assert any("scatter_add" in name for name in mode.names)
+
+
+@pytest.mark.parametrize("make", [nn.GCNConv, nn.SAGEConv, nn.GraphConv, nn.TAGConv, nn.SGConv])
+def test_transforms_of_torch_func(make, edge_index, x, device):
+    conv, batch = make(F, 4).to(device, torch.float64), torch.stack([x, 2 * x])
+    conv(x, edge_index)
+    same(lambda: torch.vmap(lambda x: conv(x, edge_index))(batch))
+    same(lambda: torch.func.grad(lambda x: conv(x, edge_index).square().sum())(x))
+    same(lambda: torch.func.jvp(lambda x: conv(x, edge_index), (x,), (x,))[1])
+
+
+def test_layers_are_still_served(edge_index, x, device):
+    """The checks above let what is PyG's own through."""
+    for layer in (nn.GCNConv(F, 4), nn.SAGEConv(F, 4, aggr="max"), nn.GINConv(torch.nn.Linear(F, 4)), nn.APPNP(2, 0.1)):
+        report = compare(layer.to(device), x.float(), edge_index)
+        assert report.kernels and not report.fallbacks
