@@ -44,10 +44,12 @@ FEW_IN_TRAINING = 1 << 10
 
 
 def pays(edge_index: Any) -> bool:
-    """Whether :func:`aggregate` is faster than PyG's operations, which on a GPU have their gradients from a thread of its own."""
+    """Whether :func:`aggregate` is faster than PyG's operations: on a GPU, where it adds by atomics, not with a gradient."""
     if type(edge_index) is not Tensor:
         return False
-    return not torch.is_grad_enabled() or (edge_index.is_cpu and edge_index.numel() >= FEW_IN_TRAINING)
+    if edge_index.is_cpu:
+        return not torch.is_grad_enabled() or edge_index.numel() >= FEW_IN_TRAINING
+    return not (torch.is_grad_enabled() or torch.are_deterministic_algorithms_enabled())
 
 
 def aggregate(edge_index: Tensor, to_target: bool, weight: Tensor | None, x: Tensor, num_dst: int, reduce: str) -> Any:

@@ -242,7 +242,7 @@ def test_small_graphs_with_edge_features(make, training, device, small):
             gnnfast.clear_report()
             found = layer(x, edge_index, attr)
             kernels = {kernel for place, kernel, _ in gnnfast.report().kernels if place == f"pyg {make.__name__}"}
-            assert (kernels == {"PyG's own"}) == (nth < alone)
+            assert ("PyG's own" in kernels) == (nth < alone)  # and in inference one operation that sums rows with coefficients
             gnnfast.disable()
             assert relative_error(found, layer(x, edge_index, attr)) < 1e-11
             gnnfast.enable()
