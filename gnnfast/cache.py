@@ -16,6 +16,9 @@
 - The graph that carries edge features to where edges end (:data:`cache`, :mod:`gnnfast.pyg.adjacency`): as a graph, with it.
 - The graphs of edges with types (:data:`cache`, :mod:`gnnfast.dispatch.relations`): by ``edge_index``, or the key of DGL's index,
   the types and, if nodes are given by numbers, these, as they were, and all sizes. Nobody else sees them.
+- What multiplies the members of hyperedges in their means, and how many hyperedges there are (:data:`cache`,
+  :mod:`gnnfast.pyg.hypergraph`): by ``hyperedge_index`` and constant weights as they were, sizes, dtype and deterministic
+  algorithms. Nobody else sees them.
 - The graph of edges with a loop at each node (:data:`cache`, :mod:`gnnfast.pyg.loops`): by the ``edge_index`` as it was, and
   the numbers of nodes; with it, which edges are no self loops. Nobody else sees them.
 - Weights in slot order (``graph.edge_values``): by graph and constant weights as they were. Let go with the weights; the last 4.

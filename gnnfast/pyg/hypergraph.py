@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from gnnfast import guards
-from gnnfast.cache import cache, is_constant, keep_if_captured, usable_later
+from gnnfast.cache import is_constant
 from gnnfast.dispatch.calls import scatter
 from gnnfast.dispatch.execute import aggregate
+from gnnfast.dispatch.relations import kept_with_edges
 from gnnfast.graph import ids
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.patching import class_of
@@ -107,7 +108,7 @@ def _are_few(module: Any, x: Any, edge_index: Any, weight: Any) -> bool:
 def _number_of_hyperedges(edge_index: Tensor, few: bool) -> int:
     if few or edge_index.is_cpu:
         return int(edge_index[1].max()) + 1
-    return _kept((edge_index,), "number of hyperedges", lambda: int(edge_index[1].max()) + 1)  # type: ignore[no-any-return]
+    return kept_with_edges((edge_index,), ("number of hyperedges",), lambda: int(edge_index[1].max()) + 1)  # type: ignore[no-any-return]
 
 
 def _coefficients(edge_index: Tensor, end: int, weight: Any, num_groups: int, dtype: torch.dtype, few: bool) -> Tensor:
@@ -128,19 +129,4 @@ def _coefficients(edge_index: Tensor, end: int, weight: Any, num_groups: int, dt
         return make()
     keys = (edge_index,) if weight is None else (edge_index, weight)
     key = "coefficients of hyperedges", end, num_groups, dtype, torch.are_deterministic_algorithms_enabled()
-    return _kept(keys, key, make)  # type: ignore[no-any-return]
-
-
-def _kept(of: tuple[Tensor, ...], key: Any, make: Callable[[], Any]) -> Any:
-    if guards.capturing(of[0].device):
-        found = cache.find(of, key)
-        if found is None:
-            raise Unsupported("a CUDA graph is being captured, and its hyperedges are not known; run once before")
-        keep_if_captured(found)
-        return found
-
-    def build() -> Any:
-        with torch.no_grad(), usable_later():
-            return make()
-
-    return cache.get(of, key, build)
+    return kept_with_edges(keys, key, make)  # type: ignore[no-any-return]
