@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -74,8 +75,13 @@ def rows() -> list[Row]:
 
     for module in _MORE_MODULES:
         importlib.import_module(f"torch_geometric.nn.models.{module}")
-    classes = {cls for cls in _subclasses(MessagePassing) if cls.__module__.startswith("torch_geometric.nn.")}
+    classes = {cls for cls in _subclasses(MessagePassing) if cls.__module__.startswith("torch_geometric.nn.") and _is_there(cls)}
     return sorted(map(_row, classes))
+
+
+def _is_there(cls: type) -> bool:
+    """Whether a class is no copy, as tools that rewrite models make."""
+    return getattr(sys.modules[cls.__module__], cls.__name__, None) is cls
 
 
 def _subclasses(cls: Any) -> Iterator[type]:
