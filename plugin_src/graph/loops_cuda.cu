@@ -1,5 +1,5 @@
 // CUDA edge lists without their loops, and with one at each node. What they take on a small graph is the host's time: at most
-// three launches and one wait, where torch's operations are a dozen launches and as many waits.
+// three launches and one wait, where torch's operations are a dozen launches and one wait.
 #include <thrust/iterator/counting_iterator.h>
 #include <torch/csrc/stable/library.h>
 

@@ -1,6 +1,6 @@
-// CUDA softmax over groups: a thread has a number, and groups are reduced by atomics. Bytes that must move: E * width numbers
-// read three times and written twice (forward), and the ids of the groups; PyG's ten operations move some twelve times as many.
-// On small graphs it is one call of the host in place of a dozen.
+// CUDA softmax over groups: a thread has a number, and groups are reduced by atomics. Numbers are read three times and written
+// twice (forward), and the ids of their groups read three times; PyG's ten operations pass over them some fourteen times. On
+// small graphs it is one call of the host in place of a dozen.
 #include <torch/csrc/stable/library.h>
 
 #include "common/ids.cuh"
