@@ -426,18 +426,20 @@ def main(arguments: list[str] | None = None) -> int:
         else functools.partial(Here, options.device)
     )
     workers = {on: make(on=on) for on in (False, True)}
+    title = f"Models where the host decides, on {options.device}"
     for cell in wanted:
         try:
             row = measure(cell, workers, options)
         except processes.Ended as ended:
             raise SystemExit(f"gnnfast bench host: {ended}") from None
         rows.append(row)
+        if options.out:
+            tables.save(tables.make_record(title, device, rows, summary(rows)), options.out)
         sides = row["sides"].split(" / ")
         times = ", ".join(f"{side} {row[f'{side} ms']:.3g} ms" for side in sides)
         waited = f"; waits {', '.join(str(row[f'{side} waits']) for side in sides)}" if f"{sides[0]} waits" in row else ""
         at = f"{cell.group} {cell.size} {cell.model} {row['pass']} {row['graph']}"
         print(f"{at}: {times}, {row['ratio']:.2f}{waited}", flush=True)
-    title = f"Models where the host decides, on {options.device}"
     tables.write(options, title, rows, device, summary(rows))  # type: ignore[arg-type]
     return 0
 
