@@ -32,47 +32,102 @@ def as_written(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], 
     if type(size) not in (type(None), tuple, list) or _function_modes():  # the latter would see other calls than PyG's
         return NotImplemented
     steps = rule_of(module, edge_index.is_cuda, torch.is_grad_enabled())
-    if steps is None or steps.collected is None:
+    if steps is None:
         return NotImplemented
-    collected, aggregation = steps.collected, module.__dict__["_modules"]["aggr_module"]
-    i, j = (1, 0) if module.flow == "source_to_target" else (0, 1)
-    sizes, ends, dim = [None, None] if size is None else [*size], edge_index.unbind(), module.node_dim
-    if len(sizes) != 2:
-        return NotImplemented
-    found: dict[str, Any] = {}
+    run = _compiled.get(id(steps)) or _compile(steps)
+    return left_alone(run, module, edge_index, size, kwargs) if parts_are_few(edge_index) else run(module, edge_index, size, kwargs)
+
+
+_compiled: dict[int, Callable[..., Any]] = {}
+_steps: list[Steps] = []  # those of what is compiled, so that no others have their ids
+_MOST = 4096
+
+
+def _compile(steps: Steps) -> Callable[..., Any]:
+    """``run(module, edge_index, size, kwargs)`` of the steps of a class: a function of its own, as loops over what a class asks for
+    took as long as torch's operations over 200 edges."""
+    if len(_steps) >= _MOST:
+        _compiled.clear()
+        _steps.clear()
+    scope = {"Tensor": Tensor, "reduced": _reduced}
+    exec(_source(steps), scope)
+    _steps.append(steps)
+    run: Any = scope["run"]
+    _compiled[id(steps)] = run
+    return run  # type: ignore[no-any-return]
+
+
+# Rows of nodes are named by n and a number, with their end; what is given to propagate() by g and a number.
+_BEGIN = """\
+def run(module, edge_index, size, kwargs):
+    edge_0, edge_1 = edge_index.unbind()
+    dim, to_target = module.node_dim, module.flow == "source_to_target"
+    edge_i, edge_j = (edge_1, edge_0) if to_target else (edge_0, edge_1)
+    num_i = num_j = None
+    if size is not None:
+        if len(size) != 2:
+            return NotImplemented
+        num_j, num_i = size if to_target else (size[1], size[0])
     try:
-        for name, of_nodes, at_i in collected.lifted:
-            x, end = kwargs[of_nodes], i if at_i else j
-            if isinstance(x, (tuple, list)):
-                if len(x) != 2 or end != at_i:
-                    return NotImplemented
-                for n in (0, 1):
-                    if isinstance(x[n], Tensor) and not _has_size(sizes, n, x[n].size(dim)):
-                        return NotImplemented
-                x = x[at_i]
-            elif isinstance(x, Tensor) and not _has_size(sizes, end, x.size(dim)):
+"""
+_NODES = """\
+        {n}_i = {n}_j = kwargs[{name!r}]
+        pair = isinstance({n}_i, (tuple, list))
+        if pair:
+            if len({n}_i) != 2 or not to_target:
                 return NotImplemented
-            found[name] = x.index_select(dim, ends[end]) if isinstance(x, Tensor) else None
-        for name in collected.given:
-            found[name] = kwargs[name]
+            {n}_j, {n}_i = {n}_i
+"""
+_SIZE = """\
+        if {asked}isinstance({n}_{end}, Tensor):
+            if num_{end} is None:
+                num_{end} = {n}_{end}.size(dim)
+            elif num_{end} != {n}_{end}.size(dim):
+                return NotImplemented
+"""
+_GATHER = """\
+        {n}_{end} = {n}_{end}.index_select(dim, edge_{end}) if isinstance({n}_{end}, Tensor) else None
+"""
+_GIVEN = """\
+        {g} = kwargs[{name!r}]
+"""
+_END = """\
     except (KeyError, IndexError, RuntimeError):  # PyG raises its own, or takes a default
         return NotImplemented
-    index, size_i, size_j = ends[i], sizes[j] if sizes[i] is None else sizes[i], sizes[i] if sizes[j] is None else sizes[j]
+    size_i, size_j = num_j if num_i is None else num_i, num_i if num_j is None else num_j
     if type(size_i) is not int:
         return NotImplemented
-    if collected.made:
-        found |= {"edge_index": edge_index, "index": index, "edge_index_i": index, "edge_index_j": ends[j], "ptr": None}
-        found |= {"dim_size": size_i, "size_i": size_i, "size_j": size_j, "size": sizes}
-    arguments = module, steps, found, aggregation, index, size_i
-    return left_alone(_run, *arguments) if parts_are_few(edge_index) else _run(*arguments)
+    aggregation = module.__dict__["_modules"]["aggr_module"]
+    messages = module.message({message})
+    out = reduced(module, aggregation, messages, edge_i, size_i, dim, {reduce!r})
+    del messages  # before update(), as in PyG
+    return module.update(out, {update})
+"""
+_MADE = {"edge_index": "edge_index", "index": "edge_i", "edge_index_i": "edge_i", "edge_index_j": "edge_j", "ptr": "None"}
+_MADE |= {"dim_size": "size_i", "size_i": "size_i", "size_j": "size_j"}
+_MADE |= {"size": "[num_j, num_i] if to_target else [num_i, num_j]"}
 
 
-def _run(module: Any, steps: Steps, found: dict[str, Any], aggregation: Any, index: Tensor, num_dst: int) -> Any:
-    # Messages are let go before update(), as in PyG.
-    out = _reduced(
-        module, aggregation, module.message(**{name: found[name] for name in steps.message}), index, num_dst, steps.reduce
+def _source(steps: Steps) -> str:
+    collected: Any = steps.collected
+    values, lines, nodes = (
+        dict(_MADE),
+        [_BEGIN],
+        {of: f"n{k}" for k, of in enumerate(dict.fromkeys(of for _, of, _ in collected.lifted))},
     )
-    return module.update(out, **{name: found[name] for name in steps.update})
+    for name, n in nodes.items():
+        asked = {"i" if at_i else "j" for _, of, at_i in collected.lifted if of == name}
+        lines.append(_NODES.format(n=n, name=name))
+        lines += [_SIZE.format(n=n, end=end, asked="" if end in asked else "pair and ") for end in "ji"]
+    for name, of, at_i in collected.lifted:
+        end = "i" if at_i else "j"
+        values[name] = f"{nodes[of]}_{end}"
+        lines.append(_GATHER.format(n=nodes[of], end=end))
+    for k, name in enumerate(collected.given):
+        values[name] = f"g{k}"
+        lines.append(_GIVEN.format(g=values[name], name=name))
+    message, update = (", ".join(f"{name}={values[name]}" for name in names) for names in (steps.message, steps.update))
+    return "".join((*lines, _END.format(message=message, update=update, reduce=steps.reduce)))
 
 
 def rule_of(module: Any, on_cuda: bool, training: bool) -> Steps | None:
@@ -88,15 +143,9 @@ def rule_of(module: Any, on_cuda: bool, training: bool) -> Steps | None:
     return steps if steps.reduce and steps.collected is not None else None
 
 
-def _has_size(sizes: list[int | None], end: int, size: int) -> bool:
-    if sizes[end] is None:
-        sizes[end] = size
-    return sizes[end] == size
-
-
-def _reduced(module: Any, aggregation: Any, messages: Any, index: Tensor, num_dst: int, reduce: str) -> Any:
+def _reduced(module: Any, aggregation: Any, messages: Any, index: Tensor, num_dst: int, dim: int, reduce: str) -> Any:
     """What PyG's ``aggregate()``, with an ``aggregation`` that is a ``reduce``, makes of messages."""
-    dim, dims = module.node_dim, messages.dim() if type(messages) is Tensor else 0
+    dims = messages.dim() if type(messages) is Tensor else 0
     if module.__dict__["_modules"]["aggr_module"] is not aggregation or not is_plain(aggregation):  # message() has changed it
         return module.aggregate(messages, index=index, ptr=None, dim_size=num_dst)
     if dims and not (messages.requires_grad and torch.is_grad_enabled()):
@@ -104,6 +153,9 @@ def _reduced(module: Any, aggregation: Any, messages: Any, index: Tensor, num_ds
         if out is not NotImplemented:
             return out
     try:
+        if dims == 2 and reduce == "sum" and dim in (0, -2):
+            out = messages.new_zeros((num_dst, messages.size(1)))
+            return out.scatter_add_(dim, index.view(-1, 1).expand_as(messages), messages)
         if dims and -dims <= dim < dims and (reduce in LINEAR or not messages.requires_grad):
             dim %= dims
             size, trailing = [*messages.shape], (1,) * (dims - dim - 1)
