@@ -115,13 +115,15 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
       "(Tensor, Tensor)");
   m.def(
       "gcn_norm_listed(Tensor edge_index, Tensor? weight, int num_nodes, float? fill, bool to_target, ScalarType dtype) -> "
-      "(Tensor, Tensor)");  // CPU only, as the next two
+      "(Tensor, Tensor)");
   // laplacian/laplacian.h
   m.def(
       "laplacian_listed(Tensor edge_index, Tensor? weight, int num_nodes, int normalization, float? lambda_max, "
       "ScalarType dtype) -> (Tensor, Tensor)");
   // inverse_sums/inverse_sums_cpu.cpp, CPU only
   m.def("inverse_sums(Tensor index, Tensor? weight, int num_groups, ScalarType dtype) -> Tensor");
+  // degrees/degrees.h
+  m.def("degrees(Tensor index, int num_groups, ScalarType dtype) -> Tensor");
   // softmax_coo/softmax_coo.h
   m.def("softmax_coo(Tensor src, Tensor index, int num_groups) -> Tensor");
   m.def("softmax_coo_backward(Tensor prob, Tensor grad, Tensor index, int num_groups) -> Tensor");

@@ -1,5 +1,5 @@
-"""Normalisation of an edge list in one call. Contracts: ``plugin_src/gcn_norm/gcn_norm.h``, ``laplacian/laplacian.h`` and
-``inverse_sums/inverse_sums_cpu.cpp``.
+"""Normalisation of an edge list in one call. Contracts: ``plugin_src/gcn_norm/gcn_norm.h``, ``laplacian/laplacian.h``,
+``degrees/degrees.h`` and ``inverse_sums/inverse_sums_cpu.cpp``.
 
 ``gcn_norm_coo(edge_index [2, E], weight [E] | None, num_nodes, fill | None, to_target, dtype) -> edge_index' [2, E + N], weight'
 [E + N]``, int64 and ``dtype``. With ``fill`` each node gets a loop and the weight of its loops is shared among them, so that sums
@@ -7,8 +7,9 @@ over the result are those of PyG, but not means; without, ``edge_index'`` is emp
 are no gradients.
 
 ``gcn_norm_listed``, with the same arguments, lists edges as PyG does, each node's loop once and at the end; ``laplacian_listed(
-edge_index, weight, num_nodes, normalization, lambda_max | None, dtype)`` is ChebConv's; ``inverse_sums(index [E], weight [E] |
-None, num_groups, dtype) -> [E]`` makes sums over groups means, as HypergraphConv does. All run on a CPU, and have PyG's bits.
+edge_index, weight, num_nodes, normalization, lambda_max | None, dtype)`` is ChebConv's; ``degrees(index [E], num_groups, dtype) ->
+[num_groups]`` is what a mean divides by; ``inverse_sums(index [E], weight [E] | None, num_groups, dtype) -> [E]`` (CPU only) makes
+sums over groups means, as HypergraphConv does. On a CPU all have PyG's bits.
 """
 
 from __future__ import annotations
@@ -45,3 +46,8 @@ def _(
 @torch.library.register_fake("gnnfast::inverse_sums")
 def _(index: Tensor, weight: Any, num_groups: int, dtype: torch.dtype) -> Tensor:
     return index.new_empty(index.shape, dtype=dtype)
+
+
+@torch.library.register_fake("gnnfast::degrees")
+def _(index: Tensor, num_groups: int, dtype: torch.dtype) -> Tensor:
+    return index.new_empty(num_groups, dtype=dtype)

@@ -1,6 +1,7 @@
 """``propagate`` as PyG writes it, where no kernel saves what asking for it takes: the operations of torch that PyG runs, in its
-order, without what it does around them, which takes as long as they do on a small graph. Results have the same bits and, where they
-need a gradient, the same nodes of autograd, so that nothing but the time tells which ran."""
+order, without what it does around them, which takes as long as they do on a small graph. Results have on a CPU the same bits and,
+where they need a gradient, the same nodes of autograd, so that nothing but the time tells which ran. On a GPU the nodes are PyG's
+where somebody sees what they save."""
 
 from __future__ import annotations
 
@@ -11,15 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.patching import left_alone
 from gnnfast.pyg import listed
 from gnnfast.pyg.small import parts_are_few
 from gnnfast.pyg.verdict import COLLECT, Steps, check_steps, is_plain, reduction_of
-from gnnfast.types import EXTREMA, INDEX_DTYPES, LINEAR
+from gnnfast.types import EXTREMA, INDEX_DTYPES, LINEAR, REORDERED
 from gnnfast.unsupported import Unsupported
 
 _STRIDED = torch.strided
 _function_modes = torch._C._len_torch_function_stack
+_ops = torch.ops.gnnfast
 
 
 def as_written(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str = COLLECT) -> Any:
@@ -132,9 +135,9 @@ def _source(steps: Steps) -> str:
 
 def rule_of(module: Any, on_cuda: bool, training: bool) -> Steps | None:
     """The steps of a module, if these and one reduction are all that runs, and what PyG does around them takes longer than to be
-    sure of that, as it does not beside a GPU's mean or maximum with a gradient."""
+    sure of that, as it does not beside a GPU's maximum with a gradient."""
     reduce = reduction_of(module)
-    if reduce is None or (on_cuda and training and reduce != "sum"):
+    if reduce is None or (on_cuda and training and reduce in EXTREMA):
         return None
     try:
         steps = check_steps(module)
@@ -153,26 +156,42 @@ def _reduced(module: Any, aggregation: Any, messages: Any, index: Tensor, num_ds
         if out is not NotImplemented:
             return out
     try:
-        if dims == 2 and reduce == "sum" and dim in (0, -2):
-            out = messages.new_zeros((num_dst, messages.size(1)))
-            return out.scatter_add_(dim, index.view(-1, 1).expand_as(messages), messages)
         if dims and -dims <= dim < dims and (reduce in LINEAR or not messages.requires_grad):
+            if dims == 2 and messages.is_cuda and dim in (0, -2) and reduce in LINEAR and not _is_watched(messages):
+                # Two calls less than scatter_add_ of an expanded index, where no order of adding is PyG's.
+                out = messages.new_zeros((num_dst, messages.size(1))).index_add_(0, index, messages)
+                return out if reduce == "sum" else out / _counts(messages, index, num_dst, 0).view(-1, 1)
             dim %= dims
-            size, trailing = [*messages.shape], (1,) * (dims - dim - 1)
-            size[dim] = num_dst
-            column, out = index.view(-1, *trailing).expand_as(messages), messages.new_zeros(size)
+            trailing = (1,) * (dims - dim - 1)
+            column, out = index.view(-1, *trailing).expand_as(messages), messages.new_zeros(_sized(messages, dim, num_dst))
             if reduce in EXTREMA:
                 return out.scatter_reduce_(dim, column, messages, f"a{reduce}", include_self=False)
-            if reduce == "sum":
-                return out.scatter_add_(dim, column, messages)
-            count = messages.new_zeros(num_dst).scatter_add_(0, index, messages.new_ones(messages.shape[dim])).clamp(min=1)
             out = out.scatter_add_(dim, column, messages)
-            return out / count.view(-1, *trailing).expand_as(out)
+            return out if reduce == "sum" else out / _counts(messages, index, num_dst, dim).view(-1, *trailing).expand_as(out)
         if -dims <= dim < dims:
             return _scatter()(messages, index, dim, num_dst, reduce)
     except (IndexError, RuntimeError):  # PyG raises its own
         pass
     return module.aggregate(messages, index=index, ptr=None, dim_size=num_dst)
+
+
+def _is_watched(messages: Tensor) -> bool:
+    """Whether what is saved for the backward pass must be what PyG's operations save, as in checkpointing."""
+    return messages.requires_grad and torch.is_grad_enabled() and saved_tensors_are_watched()
+
+
+def _sized(messages: Tensor, dim: int, num_dst: int) -> list[int]:
+    size = [*messages.shape]
+    size[dim] = num_dst
+    return size
+
+
+def _counts(messages: Tensor, index: Tensor, num_dst: int, dim: int) -> Tensor:
+    """What sums of messages are divided by to be means."""
+    if messages.dtype in REORDERED and messages.device == index.device:
+        return _ops.degrees.default(index, num_dst, messages.dtype)  # type: ignore[no-any-return]
+    # PyG counts in the dtype of messages, as far as 16 bits go.
+    return messages.new_zeros(num_dst).scatter_add_(0, index, messages.new_ones(messages.shape[dim])).clamp(min=1)
 
 
 @functools.cache

@@ -530,7 +530,7 @@ def _scattered(module: Any, x: Tensor, eps: Tensor, edge_index: Tensor, edge_att
         raise Unsupported("the edges are not as PyG wants them")
     if edge_attr is not None and edge_attr.shape[0] != edge_index.shape[1]:
         raise Unsupported("there are not as many edge features as edges")
-    if edge_attr is None and listed.pays(edge_index):
+    if edge_attr is None and listed.pays(edge_index, x):
         out = listed.aggregate(edge_index, True, None, x, x.shape[0], "sum")
         if out is not NotImplemented:
             ran(place, "gas sum", listed.WHY)

@@ -89,7 +89,7 @@ def _left(
     left.edge_index = None
     out = NotImplemented
     if not guards.context():
-        if listed.pays(edge_index) and _is_sum(module):
+        if _is_listed(module, edge_index, kwargs):
             try:
                 return _propagate(module, edge_index, size, kwargs, collect, as_listed=True)
             except Unsupported:
@@ -99,10 +99,12 @@ def _left(
     return _run(original, module, edge_index, size, kwargs) if out is NotImplemented else out
 
 
-def _is_sum(module: Any) -> bool:
-    """Whether what is left reduces features, times weights or not."""
+def _is_listed(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether what is left reduces features, times weights or not, and one operation over the edges as they are listed pays."""
     verdict = served.get(id(type(module)))
-    return verdict is not None and verdict.message is not DOT_ATTENTION and verdict.message.form not in RELU_FORMS
+    if verdict is None or verdict.message is DOT_ATTENTION or verdict.message.form in RELU_FORMS:
+        return False
+    return listed.pays(edge_index, kwargs.get(verdict.message.feature))
 
 
 def _run(original: FunctionType, module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from gnnfast.graph import ids
 op, backward = torch.ops.gnnfast.softmax_coo.default, torch.ops.gnnfast.softmax_coo_backward.default
 
 SHAPES = {name: lambda make=make: (make()[0][1], make()[2]) for name, make in GRAPHS.items()}
+SHAPES["large groups, one after the other"] = lambda: (torch.arange(5).repeat_interleave(333), 5)
 SHAPES["many groups"] = lambda: (torch.arange(0, 300_001, 7), 300_001)
 
 
@@ -25,7 +26,7 @@ def same(found, expected, device):
     torch.testing.assert_close(found.cpu(), expected, equal_nan=True, **(dict(rtol=0, atol=0) if device.type == "cpu" else {}))
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (4,), (3, 8), (0,)])
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (16,), (3, 8), (0,)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", SHAPES)
 def test_like_pyg(name, dtype, shape, device):

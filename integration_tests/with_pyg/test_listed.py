@@ -80,11 +80,7 @@ def test_same_bits(name, repeats, device):
                 f.zero_()  # is the user's
     assert torch.equal(edges, given)
     ops = ops_of(lambda: call(given.clone()))
-    if device.type == "cpu":
-        assert ops and ops <= {"loops_listed", "gcn_norm_listed", "softmax_coo", "laplacian_listed"}
-    else:  # with weights by PyG's operations, as Laplacians, but for their loops
-        assert bool(ops) == ("weights" not in name and "no loops" not in name)
-        assert ops <= {"loops_listed", "gcn_norm_coo", "softmax_coo"}
+    assert ops and ops <= {"loops_listed", "gcn_norm_listed", "softmax_coo", "laplacian_listed"}
 
 
 # ---- rows that belong to groups ----------------------------------------------------------------------------------------------------

@@ -392,7 +392,7 @@ def test_small_gin_is_served_by_kernels_again(device, small, monkeypatch):
     """On a CPU, from the second time on that a layer meets a graph; on a GPU they would not win, nor on a tiny one."""
     tiny_on_cpu(monkeypatch, -1)
     edge_index, nodes = graph_of("hub", device)
-    x, layer = torch.randn(nodes, F, dtype=torch.float64, device=device), gin().to(device)
+    x, layer = torch.randn(nodes, F, dtype=torch.float64, device=device, requires_grad=True), gin().to(device)
     kernels = []
     for _ in range(2):
         gnnfast.clear_report()

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from comparison import both, compare, same
+from comparison import both, compare, same, without
 from graphs import GRAPHS, relative_error
 
 import gnnfast
@@ -356,3 +356,16 @@ def test_memory():
 
     found, expected, report = both(peak)
     assert served(report) and found < 0.7 * expected
+
+
+def test_new_graphs_of_few_edges_are_left_on_a_gpu(device, small):
+    """There FastRGCNConv's product for each type is as fast as what a kernel needs of a graph; again it is served."""
+    x, _, edge_index, types = made("random", device, torch.float32)
+    layer = nn.FastRGCNConv(F, OUT, R).to(device)
+    found = []
+    for edges in (edge_index.clone(), edge_index, edge_index):
+        gnnfast.clear_report()
+        out = layer(x, edges, types)
+        found.append(served(gnnfast.report()))
+    assert found == [device.type == "cpu", device.type == "cpu", True]
+    assert relative_error(out, without(lambda: layer(x, edge_index, types))) < 1e-5

@@ -103,19 +103,14 @@ void normalise(const GcnNormArgs& p) {
   p.index64 ? Norm<T, int64_t>(p).run() : Norm<T, int32_t>(p).run();
 }
 
-std::tuple<Tensor, Tensor> gcn_norm_listed(const Tensor& edge_index_, const OptTensor& weight_, int64_t num_nodes,
+std::tuple<Tensor, Tensor> gcn_norm_listed(const Tensor& edge_index, const OptTensor& weight, int64_t num_nodes,
                                            std::optional<double> fill, bool to_target, ScalarType dtype) {
-  const Tensor edge_index = as_contiguous(edge_index_);
-  const OptTensor weight = weight_ ? OptTensor(as_contiguous(*weight_)) : weight_;
-  GcnNormArgs args = check_gcn_norm(edge_index, weight, num_nodes, fill, to_target, dtype);
-  GNNFAST_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Double, "weight must be float32 or float64");
-  args.listed = true;
-  if (args.loops)
-    dispatch_index("edge_index", edge_index.scalar_type(), [&](auto type) {
-      const int64_t chunks = thread_count(args.num_edges, 65536);
-      args.kept = WithoutLoops<typename decltype(type)::type>(args.edges, args.num_edges, chunks).count();
-    });
-  return run_gcn_norm<Cpu>(args, edge_index, dtype);
+  auto keep = [](GcnNormArgs& args, const Tensor&, auto type) {
+    const int64_t chunks = thread_count(args.num_edges, 65536);
+    args.kept = WithoutLoops<typename decltype(type)::type>(args.edges, args.num_edges, chunks).count();
+    return OptTensor();
+  };
+  return run_gcn_norm_listed<Cpu>(edge_index, weight, num_nodes, fill, to_target, dtype, keep);
 }
 
 }  // namespace

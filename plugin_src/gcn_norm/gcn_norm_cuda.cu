@@ -1,11 +1,13 @@
 // CUDA GCN normalisation: a kernel over the edges that sums degrees and finds loops by atomics, and one over the edges and the
-// loops to be added that weighs them.
+// loops to be added that weighs them. The k-th edge of the result is that of `ids`, if there are any, else the k-th of the
+// list.
 #include <torch/csrc/stable/library.h>
 
 #include "common/ids.cuh"
 #include "common/launch.cuh"
 #include "common/vec.cuh"
 #include "gcn_norm.h"
+#include "graph/loops.cuh"
 
 namespace gnnfast {
 namespace {
@@ -51,26 +53,27 @@ __device__ inline acc_t<T> inverse_root(const GcnNormArgs& p, const Nodes<D>& no
 template <class T, class I, class D>
 __global__ void __launch_bounds__(kBlock) weigh_kernel(const GcnNormArgs p, const Nodes<D> nodes, int64_t size) {
   using A = acc_t<T>;
-  const int64_t e = int64_t{blockIdx.x} * kBlock + threadIdx.x;
-  if (e >= size) return;
-  const bool listed = e < p.num_edges;
-  const int64_t from = listed ? static_cast<int64_t>(static_cast<const I*>(p.edges)[e]) : e - p.num_edges;
-  const int64_t to = listed ? static_cast<int64_t>(static_cast<const I*>(p.edges)[p.num_edges + e]) : from;
+  const int64_t k = int64_t{blockIdx.x} * kBlock + threadIdx.x;
+  if (k >= size) return;
+  const bool of_list = k < p.kept;
+  const int64_t e = of_list && p.ids ? p.ids[k] : k;
+  const int64_t from = of_list ? static_cast<int64_t>(static_cast<const I*>(p.edges)[e]) : k - p.kept;
+  const int64_t to = of_list ? static_cast<int64_t>(static_cast<const I*>(p.edges)[p.num_edges + e]) : from;
   A w = 0;
   if (inside(from, p.num_nodes) && inside(to, p.num_nodes)) {
     if (p.loops && from == to)
-      w = loop_of<T>(p, nodes, from) / static_cast<A>(nodes.loops[from] + 1);
+      w = loop_of<T>(p, nodes, from) / static_cast<A>(p.listed ? 1 : nodes.loops[from] + 1);
     else
       w = p.weight ? to_acc(static_cast<const T*>(p.weight)[e]) : A{1};
     w = inverse_root<T>(p, nodes, from) * w * inverse_root<T>(p, nodes, to);
   }
-  static_cast<T*>(p.out)[e] = from_acc<T>(w);
-  if (p.loops) p.out_edges[e] = from, p.out_edges[size + e] = to;
+  static_cast<T*>(p.out)[k] = from_acc<T>(w);
+  if (p.loops) p.out_edges[k] = from, p.out_edges[size + k] = to;
 }
 
 template <class T, class I, class D>
 void normalise(const GcnNormArgs& p, const Tensor& out, cudaStream_t stream) {
-  const int64_t n = p.num_nodes, size = p.loops ? p.num_edges + n : p.num_edges;
+  const int64_t n = p.num_nodes, size = p.loops ? p.kept + n : p.num_edges;
   // Both in one, so that there is one allocation and one memset.
   const Tensor scratch =
       make_empty(out, {n * static_cast<int64_t>(sizeof(D) + (p.loops ? 2 * sizeof(int32_t) : 0))}, ScalarType::Byte);
@@ -84,6 +87,18 @@ void normalise(const GcnNormArgs& p, const Tensor& out, cudaStream_t stream) {
   }
   weigh_kernel<T, I, D><<<blocks_for(size), kBlock, 0, stream>>>(p, nodes, size);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+std::tuple<Tensor, Tensor> gcn_norm_listed(const Tensor& edge_index, const OptTensor& weight, int64_t num_nodes,
+                                           std::optional<double> fill, bool to_target, ScalarType dtype) {
+  auto keep = [](GcnNormArgs& args, const Tensor& edges, auto type) {
+    const Launch launch(edges);
+    const auto* ends = static_cast<const typename decltype(type)::type*>(args.edges);
+    OptTensor ids = ids_without_loops(edges, ends, &args.kept, launch.stream);
+    args.ids = ids->const_data_ptr<int32_t>();
+    return ids;
+  };
+  return run_gcn_norm_listed<Cuda>(edge_index, weight, num_nodes, fill, to_target, dtype, keep);
 }
 
 }  // namespace
@@ -100,6 +115,9 @@ void Cuda::gcn_norm(const GcnNormArgs& args, const Tensor& out) {
   });
 }
 
-STABLE_TORCH_LIBRARY_IMPL(gnnfast, CUDA, m) { m.impl("gcn_norm_coo", TORCH_BOX(&gcn_norm_coo<Cuda>)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnfast, CUDA, m) {
+  m.impl("gcn_norm_coo", TORCH_BOX(&gcn_norm_coo<Cuda>));
+  m.impl("gcn_norm_listed", TORCH_BOX(&gcn_norm_listed));
+}
 
 }  // namespace gnnfast

@@ -1,21 +1,12 @@
 // CUDA edge lists without their loops, and with one at each node. What they take on a small graph is the host's time: at most
 // three launches and one wait, where torch's operations are a dozen launches and one wait.
-#include <thrust/iterator/counting_iterator.h>
 #include <torch/csrc/stable/library.h>
 
-#include <cub/device/device_select.cuh>
-
-#include "common/launch.cuh"
 #include "convert.h"
+#include "loops.cuh"
 
 namespace gnnfast {
 namespace {
-
-template <class I>
-struct IsNoLoop {
-  const I *source, *target;
-  __device__ bool operator()(int32_t e) const { return source[e] != target[e]; }
-};
 
 // The k-th edge of the result: that of `ids`, or with none the k-th, and then the loops.
 template <class I>
@@ -33,25 +24,13 @@ Tensor list_loops(const Tensor& edge_index, int64_t num_nodes, bool remove) {
   const Launch launch(edge_index);
   const int64_t num_edges = edge_index.size(1);
   const I* edges = static_cast<const I*>(edge_index.const_data_ptr());
-  Tensor ids = make_empty(edge_index, {remove ? num_edges + 1 : 0}, ScalarType::Int);  // and their number
-  int32_t *id = ids.mutable_data_ptr<int32_t>(), kept = static_cast<int32_t>(num_edges);
-  remove = remove && num_edges > 0;
-  if (remove) {
-    const thrust::counting_iterator<int32_t> all(0);
-    const IsNoLoop<I> is_none{edges, edges + num_edges};
-    size_t bytes = 0;
-    STD_CUDA_CHECK(cub::DeviceSelect::If(nullptr, bytes, all, id, id + num_edges, kept, is_none, launch.stream));
-    const Tensor scratch = make_empty(edge_index, {static_cast<int64_t>(bytes)}, ScalarType::Byte);
-    STD_CUDA_CHECK(
-        cub::DeviceSelect::If(scratch.mutable_data_ptr(), bytes, all, id, id + num_edges, kept, is_none, launch.stream));
-    STD_CUDA_CHECK(cudaMemcpyAsync(&kept, id + num_edges, sizeof kept, cudaMemcpyDeviceToHost, launch.stream));
-    STD_CUDA_CHECK(cudaStreamSynchronize(launch.stream));
-  }
+  int64_t kept = num_edges;
+  const Tensor ids = remove ? ids_without_loops(edge_index, edges, &kept, launch.stream) : edge_index;
   const int64_t size = kept + num_nodes;
   Tensor made = make_empty(edge_index, {2, size}, ScalarType::Long);
   if (size > 0) {
-    list_kernel<I><<<blocks_for(size), kBlock, 0, launch.stream>>>(edges, num_edges, remove ? id : nullptr, kept, size,
-                                                                   made.mutable_data_ptr<int64_t>());
+    list_kernel<I><<<blocks_for(size), kBlock, 0, launch.stream>>>(
+        edges, num_edges, remove ? ids.const_data_ptr<int32_t>() : nullptr, kept, size, made.mutable_data_ptr<int64_t>());
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
   return made;

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "graph/loops.h"
+
 namespace gnnfast {
 namespace {
 
@@ -50,39 +52,14 @@ void run(const WithoutLoops<I>& edges, const LaplacianArgs& p) {
   }
 }
 
-std::tuple<Tensor, Tensor> laplacian_listed(const Tensor& edge_index_, const OptTensor& weight_, int64_t num_nodes,
+std::tuple<Tensor, Tensor> laplacian_listed(const Tensor& edge_index, const OptTensor& weight, int64_t num_nodes,
                                             int64_t normalization, std::optional<double> lambda_max, ScalarType dtype) {
-  const Tensor edge_index = as_contiguous(edge_index_);
-  const OptTensor weight = weight_ ? OptTensor(as_contiguous(*weight_)) : weight_;
-  check_dim("edge_index", edge_index, 2);
-  check_size("edge_index", edge_index, 0, 2);
-  GNNFAST_CHECK(num_nodes >= 0, "num_nodes must not be negative, got ", num_nodes);
-  GNNFAST_CHECK(normalization >= kNone && normalization <= kRandomWalk, "normalization must be 0, 1 or 2, got ", normalization);
-  GNNFAST_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Double, "weight must be float32 or float64");
-  if (weight) {
-    check_dim("weight", *weight, 1);
-    check_size("weight", *weight, 0, edge_index.size(1));
-    check_dtype("weight", *weight, dtype);
-  }
-  LaplacianArgs args{weight ? weight->const_data_ptr() : nullptr,
-                     num_nodes,
-                     static_cast<Normalization>(normalization),
-                     lambda_max,
-                     nullptr,
-                     nullptr};
-  Tensor out_edges, out;
-  dispatch_index("edge_index", edge_index.scalar_type(), [&](auto type) {
-    using I = typename decltype(type)::type;
-    const WithoutLoops<I> edges(edge_index.const_data_ptr(), edge_index.size(1), 1);
-    const int64_t size = edges.count() + num_nodes;
-    GNNFAST_CHECK(size > 0 || lambda_max, "nothing has a largest weight");
-    out_edges = make_empty(edge_index, {2, size}, ScalarType::Long);
-    out = make_empty(edge_index, {size}, dtype);
-    args.out_edges = out_edges.mutable_data_ptr<int64_t>();
-    args.out = out.mutable_data_ptr();
+  auto fill = [dtype](LaplacianArgs& args, const Tensor&, auto type, auto make) {
+    const WithoutLoops<typename decltype(type)::type> edges(args.edges, args.num_edges, 1);
+    make(edges.count());
     dtype == ScalarType::Float ? run<float>(edges, args) : run<double>(edges, args);
-  });
-  return {out_edges, out};
+  };
+  return run_laplacian(edge_index, weight, num_nodes, normalization, lambda_max, dtype, fill);
 }
 
 }  // namespace
