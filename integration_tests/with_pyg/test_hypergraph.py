@@ -80,7 +80,7 @@ def test_few_digits(device):
     edge_index, nodes, hyperedges, weight = hypergraph("random", device)
     for dtype in (torch.float16, torch.bfloat16):
         x, layer = torch.randn(nodes, WIDE, dtype=dtype, device=device, requires_grad=True), conv(device, dtype)
-        same(lambda: results(layer, x, edge_index, weight.to(dtype), num_edges=hyperedges), 0.02)  # noqa: B023
+        same(lambda: results(layer, x, edge_index, weight.to(dtype), num_edges=hyperedges), 0.05)  # noqa: B023
 
 
 def test_autocast(device):

@@ -237,7 +237,8 @@ def test_weights_that_are_new_in_each_call(graph, loops, device):
         assert torch.equal(found[0], expected[0]) and relative_error(found[1], expected[1]) <= (1e-12 if on_gpu else 0)
         ran.append([kernel for place, kernel, _ in gnnfast.report().kernels if place == OF_THE_LAYER[0]])
         held.append(cache.nbytes)
-    first = [] if on_gpu else ["in one operation"]
+    undetermined = on_gpu and loops and graph == "duplicate loops"  # which of several weights counts there
+    first = [] if undetermined else ["in one operation"]
     assert ran == [first, *[["remembered structure"]] * 2, *[["remembered"]] * 2]
     assert held[1] == held[2] <= held[3] == held[4]
 

@@ -12,7 +12,8 @@
 // CPU the call fails.
 //
 // gcn_norm_listed (float32 and float64): edges and weights as PyG's functions list them, the edges that are no loops, in order,
-// and then one loop at each node. On a CPU with the same bits; on CUDA it waits for the number of loops, as PyG does.
+// and then one loop at each node. On a CPU with the same bits; on CUDA it waits for the number of loops, as PyG does, and fails
+// where several loops of a node have weights: PyG takes any of them there.
 #pragma once
 
 #include "common/device.h"
@@ -26,7 +27,8 @@ struct GcnNormArgs {
   int64_t num_edges, num_nodes;
   int64_t kept;        // edges of the result before the loops that are added: E, but for those in the list where `listed`
   const void* weight;  // [E] or null: ones
-  const int32_t* ids;  // [kept] of the edges of the result before these loops (CUDA); null: all
+  const int32_t* ids;  // CUDA: [kept] of the edges of the result before these loops; null: all
+  void* collected;     // CUDA: what the edges say of each node; null if that is not known
   double fill;         // of a node without a loop
   int64_t* out_edges;  // [2, kept + N]; with loops only
   void* out;           // [kept + N], without loops [E]
@@ -80,7 +82,7 @@ std::tuple<Tensor, Tensor> gcn_norm_coo(const Tensor& edge_index_, const OptTens
   return run_gcn_norm<Device>(args, edge_index, dtype);
 }
 
-// keep(args, edge_index, type) finds `kept` and `ids`, and returns what must be there until the kernels have run.
+// keep(args, edge_index, type) finds `kept`, and on CUDA `ids` and `collected`.
 template <class Device, class F>
 std::tuple<Tensor, Tensor> run_gcn_norm_listed(const Tensor& edge_index_, const OptTensor& weight_, int64_t num_nodes,
                                                std::optional<double> fill, bool to_target, ScalarType dtype, const F& keep) {
@@ -89,9 +91,7 @@ std::tuple<Tensor, Tensor> run_gcn_norm_listed(const Tensor& edge_index_, const 
   GcnNormArgs args = check_gcn_norm(edge_index, weight, num_nodes, fill, to_target, dtype);
   GNNFAST_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Double, "weight must be float32 or float64");
   args.listed = true;
-  OptTensor held;
-  if (args.loops)
-    dispatch_index("edge_index", edge_index.scalar_type(), [&](auto type) { held = keep(args, edge_index, type); });
+  if (args.loops) dispatch_index("edge_index", edge_index.scalar_type(), [&](auto type) { keep(args, edge_index, type); });
   return run_gcn_norm<Device>(args, edge_index, dtype);
 }
 

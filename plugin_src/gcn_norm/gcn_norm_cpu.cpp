@@ -108,7 +108,6 @@ std::tuple<Tensor, Tensor> gcn_norm_listed(const Tensor& edge_index, const OptTe
   auto keep = [](GcnNormArgs& args, const Tensor&, auto type) {
     const int64_t chunks = thread_count(args.num_edges, 65536);
     args.kept = WithoutLoops<typename decltype(type)::type>(args.edges, args.num_edges, chunks).count();
-    return OptTensor();
   };
   return run_gcn_norm_listed<Cpu>(edge_index, weight, num_nodes, fill, to_target, dtype, keep);
 }

@@ -17,6 +17,16 @@ template <class D>
 struct Nodes {
   D* degree;              // without that of the loops where some are added
   int32_t *loops, *last;  // loops in the list, and the edge id of the last of them + 1; null where none are added
+  int32_t* repeated;      // set if a node has several; null: nobody asks
+
+  // In one array, so that there is one allocation and one memset.
+  static int64_t bytes(const GcnNormArgs& p) {
+    return p.num_nodes * static_cast<int64_t>(sizeof(D) + (p.loops ? 2 * sizeof(int32_t) : 0));
+  }
+  Nodes(const GcnNormArgs& p, void* array, int32_t* repeated) : degree(static_cast<D*>(array)), repeated(repeated) {
+    loops = p.loops ? reinterpret_cast<int32_t*>(degree + p.num_nodes) : nullptr;
+    last = p.loops ? loops + p.num_nodes : nullptr;
+  }
 };
 
 template <class T, class I, class D>
@@ -27,7 +37,7 @@ __global__ void __launch_bounds__(kBlock) collect_kernel(const GcnNormArgs p, co
   const bool good = inside(from, p.num_nodes);
   if (!good || !inside(to, p.num_nodes)) return complain(complaint, good ? to : from, p.num_nodes);
   if (p.loops && from == to) {
-    atomicAdd(nodes.loops + from, 1);
+    if (atomicAdd(nodes.loops + from, 1) > 0 && nodes.repeated) *nodes.repeated = 1;
     atomicMax(nodes.last + from, static_cast<int32_t>(e + 1));
   } else {
     atomicAdd(nodes.degree + (p.to_target ? to : from),
@@ -72,31 +82,47 @@ __global__ void __launch_bounds__(kBlock) weigh_kernel(const GcnNormArgs p, cons
 }
 
 template <class T, class I, class D>
+void collect(const GcnNormArgs& p, const Nodes<D>& nodes, cudaStream_t stream) {
+  if (p.num_nodes > 0) STD_CUDA_CHECK(cudaMemsetAsync(nodes.degree, 0, Nodes<D>::bytes(p), stream));
+  if (p.num_edges == 0) return;
+  collect_kernel<T, I, D><<<blocks_for(p.num_edges), kBlock, 0, stream>>>(p, nodes, complaints());
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+template <class T, class I, class D>
 void normalise(const GcnNormArgs& p, const Tensor& out, cudaStream_t stream) {
-  const int64_t n = p.num_nodes, size = p.loops ? p.kept + n : p.num_edges;
-  // Both in one, so that there is one allocation and one memset.
-  const Tensor scratch =
-      make_empty(out, {n * static_cast<int64_t>(sizeof(D) + (p.loops ? 2 * sizeof(int32_t) : 0))}, ScalarType::Byte);
-  auto* degree = static_cast<D*>(scratch.mutable_data_ptr());
-  auto* loops = p.loops ? reinterpret_cast<int32_t*>(degree + n) : nullptr;
-  const Nodes<D> nodes{degree, loops, loops ? loops + n : nullptr};
-  if (n > 0) STD_CUDA_CHECK(cudaMemsetAsync(degree, 0, scratch.numel(), stream));
-  if (p.num_edges > 0) {
-    collect_kernel<T, I, D><<<blocks_for(p.num_edges), kBlock, 0, stream>>>(p, nodes, complaints());
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  }
+  const int64_t size = p.loops ? p.kept + p.num_nodes : p.num_edges;
+  const Tensor made = make_empty(out, {p.collected ? 0 : Nodes<D>::bytes(p)}, ScalarType::Byte);
+  const Nodes<D> nodes(p, p.collected ? p.collected : made.mutable_data_ptr(), nullptr);
+  if (!p.collected) collect<T, I, D>(p, nodes, stream);
   weigh_kernel<T, I, D><<<blocks_for(size), kBlock, 0, stream>>>(p, nodes, size);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 std::tuple<Tensor, Tensor> gcn_norm_listed(const Tensor& edge_index, const OptTensor& weight, int64_t num_nodes,
                                            std::optional<double> fill, bool to_target, ScalarType dtype) {
-  auto keep = [](GcnNormArgs& args, const Tensor& edges, auto type) {
+  // Both until the kernels that read them are enqueued.
+  std::optional<WithoutLoops> found;
+  OptTensor collected;
+  auto keep = [&](GcnNormArgs& args, const Tensor& edges, auto type) {
+    using I = typename decltype(type)::type;
     const Launch launch(edges);
-    const auto* ends = static_cast<const typename decltype(type)::type*>(args.edges);
-    OptTensor ids = ids_without_loops(edges, ends, &args.kept, launch.stream);
-    args.ids = ids->const_data_ptr<int32_t>();
-    return ids;
+    found.emplace(edges);
+    auto of = [&](auto weight_type, auto degree_type) {
+      using D = decltype(degree_type);
+      collected = make_empty(edges, {Nodes<D>::bytes(args)}, ScalarType::Byte);
+      STD_CUDA_CHECK(cudaMemsetAsync(found->flag(), 0, sizeof(int32_t), launch.stream));
+      collect<decltype(weight_type), I, D>(args, Nodes<D>(args, collected->mutable_data_ptr(), found->flag()), launch.stream);
+    };
+    if (!weight)
+      of(float{}, int32_t{});
+    else
+      dtype == ScalarType::Float ? of(float{}, float{}) : of(double{}, double{});
+    found->select(static_cast<const I*>(args.edges), launch.stream);
+    GNNFAST_CHECK(!(weight && found->flagged()), "several loops of a node have weights: it is not determined which counts");
+    args.kept = found->kept();
+    args.ids = found->ids();
+    args.collected = collected->mutable_data_ptr();
   };
   return run_gcn_norm_listed<Cuda>(edge_index, weight, num_nodes, fill, to_target, dtype, keep);
 }

@@ -24,13 +24,14 @@ Tensor list_loops(const Tensor& edge_index, int64_t num_nodes, bool remove) {
   const Launch launch(edge_index);
   const int64_t num_edges = edge_index.size(1);
   const I* edges = static_cast<const I*>(edge_index.const_data_ptr());
-  int64_t kept = num_edges;
-  const Tensor ids = remove ? ids_without_loops(edge_index, edges, &kept, launch.stream) : edge_index;
+  std::optional<WithoutLoops> found;
+  if (remove) found.emplace(edge_index).select(edges, launch.stream);
+  const int64_t kept = found ? found->kept() : num_edges;
   const int64_t size = kept + num_nodes;
   Tensor made = make_empty(edge_index, {2, size}, ScalarType::Long);
   if (size > 0) {
-    list_kernel<I><<<blocks_for(size), kBlock, 0, launch.stream>>>(
-        edges, num_edges, remove ? ids.const_data_ptr<int32_t>() : nullptr, kept, size, made.mutable_data_ptr<int64_t>());
+    list_kernel<I><<<blocks_for(size), kBlock, 0, launch.stream>>>(edges, num_edges, found ? found->ids() : nullptr, kept, size,
+                                                                   made.mutable_data_ptr<int64_t>());
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
   return made;

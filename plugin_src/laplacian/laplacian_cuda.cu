@@ -97,14 +97,14 @@ std::tuple<Tensor, Tensor> laplacian_listed(const Tensor& edge_index, const OptT
     using I = typename decltype(type)::type;
     const Launch launch(edges);
     const I* source = static_cast<const I*>(args.edges);
-    int64_t kept = 0;
-    const Tensor ids = ids_without_loops(edges, source, &kept, launch.stream);
+    WithoutLoops found(edges);
+    found.select(source, launch.stream);
+    const int64_t kept = found.kept();
     make(kept);
     auto of = [&](auto zero) {
       using T = decltype(zero);
-      run<T, I>(args,
-                {source, source + args.num_edges, ids.const_data_ptr<int32_t>(), kept, kept + args.num_nodes, nullptr, nullptr},
-                edges, launch.stream);
+      const Edges<T, I> of_list{source, source + args.num_edges, found.ids(), kept, kept + args.num_nodes, nullptr, nullptr};
+      run<T, I>(args, of_list, edges, launch.stream);
     };
     dtype == ScalarType::Float ? of(float{}) : of(double{});
   };
