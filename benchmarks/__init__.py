@@ -12,6 +12,7 @@ BENCHMARKS = {
     "compiled": "models under torch.compile: PyG compiled, gnnfast uncompiled and compiled",
     "host": "whole models on small graphs and graphs new in each step, with gnnfast on and off",
     "conversion": "an edge_index that is new in the formats kernels need, beside PyG and DGL",
+    "lists": "PyG's functions of edge lists and of groups (gcn_norm, softmax, scatter, ...), with gnnfast on and off",
     "sampled": "accuracy and time of sampled inference, of your own model (--script) or of known ones",
     "sparse_features": "aggregations, products, layers and training on sparse node features, by density, beside dense ones and PyG",
     "calibrate": "what the selector decides by: GAS against conversion and GAR, and schedules",

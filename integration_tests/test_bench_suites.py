@@ -20,8 +20,8 @@ from gnnfast.cli import benchmarks, main
 
 pytest.importorskip("torch_geometric", reason="PyG is not installed")
 PACKAGE = benchmarks().__name__
-MODULES = "compare, compiled, conversion, convs, layers, memory, page, processes, sampled, script, tables, timing, train"
-compare, compiled, conversion, convs, layers, memory, page, processes, sampled, script, tables, timing, train = (
+MODULES = "compare, compiled, conversion, convs, layers, lists, memory, page, processes, sampled, script, tables, timing, train"
+compare, compiled, conversion, convs, layers, lists, memory, page, processes, sampled, script, tables, timing, train = (
     importlib.import_module(f"{PACKAGE}.{name}") for name in MODULES.split(", ")
 )
 needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
@@ -184,6 +184,19 @@ def test_a_compiled_model_that_fails_in_its_process_is_noted(
     rows = json.loads(out.with_suffix(".json").read_text())["rows"]
     assert [row["note"] for row in rows] == ["RuntimeError: CUDA error: misaligned address"] * 2
     capsys.readouterr()
+
+
+# ---- lists ---------------------------------------------------------------------------------------------------------------------
+def test_lists(device, tmp_path, monkeypatch):
+    arguments = ["bench", "lists", "--device", device.type, "--edges", "50", "--widths", "2", "--out", str(tmp_path / "lists")]
+    monkeypatch.setattr(timing, "ENOUGH_MS", 0.0)
+    assert main(arguments) == 0
+    rows = json.loads((tmp_path / "lists.json").read_text())["rows"]
+    assert len(rows) == len(lists.OF_EDGES) + len(lists.OF_GROUPS) * len(lists.GROUPS)
+    assert all(row["PyG / gnnfast"] > 0 and row["limit ms"] > 0 for row in rows)
+    monkeypatch.setattr(lists, "softmax", lambda rows, *_, **__: rows * (2 if gnnfast.is_enabled() else 1))
+    with pytest.raises(SystemExit, match="results of softmax over 50 edges, random, differ by 1"):
+        lists.main(["--device", device.type, "--edges", "50", "--functions", "softmax"])
 
 
 # ---- conversion --------------------------------------------------------------------------------------------------------------

@@ -73,6 +73,11 @@ def test_gcn_norm(name, ids, dtype, kind, fill, to_target, device):
     weight, flow = weights(kind, edge_index.shape[1], dtype), "source_to_target" if to_target else "target_to_source"
     expected = without(lambda: gcn_norm(edge_index, weight, nodes, fill == 2, fill is not None, flow, dtype))
     fill = 1.0 if fill is not None and weight is None else fill
+    loops_at = edge_index[0][edge_index[0] == edge_index[1]]
+    if device.type == "cuda" and weight is not None and fill is not None and len(loops_at.unique()) < len(loops_at):
+        with pytest.raises(RuntimeError, match="several loops of a node have weights"):
+            norm(edge_index.to(device, ids), on(weight, device), nodes, fill, to_target, dtype)
+        return
     edges, made = norm(edge_index.to(device, ids), on(weight, device), nodes, fill, to_target, dtype)
     if fill is None:
         assert edges.shape == (2, 0)
