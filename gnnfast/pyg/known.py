@@ -537,6 +537,24 @@ def codes_of(path: str) -> frozenset[CodeType]:
 @functools.lru_cache(maxsize=1024)
 def fingerprint_of(code: CodeType) -> str:
     """A short hash of the source lines of a function, without indentation and blank lines."""
-    lines = Path(code.co_filename).read_text().splitlines(keepends=True)[code.co_firstlineno - 1 :]
-    stripped = (line.strip() for line in inspect.getblock(lines))
-    return hashlib.sha256("\n".join(line for line in stripped if line).encode()).hexdigest()[:12]
+    lines = _lines_of(code.co_filename)[code.co_firstlineno - 1 :]
+    body = (line.strip() for line in lines[: _length(lines)])
+    return hashlib.sha256("\n".join(line for line in body if line).encode()).hexdigest()[:12]
+
+
+@functools.lru_cache(maxsize=64)
+def _lines_of(path: str) -> list[str]:
+    return Path(path).read_text().splitlines(keepends=True)
+
+
+def _length(lines: list[str]) -> int:
+    """How many lines the function at the first one has: to the next that is indented no deeper, but for the end of its arguments.
+    By tokens, as inspect finds it, takes forty times as long."""
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    in_head = True
+    for nth, line in enumerate(lines):
+        text = line.strip()
+        if text and len(line) - len(line.lstrip()) <= indent and not in_head:
+            return nth
+        in_head = in_head and not (text.endswith(":") and not text.startswith(("#", "@")))
+    return len(lines)

@@ -79,6 +79,7 @@ SPECIAL = ("edge_index", "adj_t", "index", "ptr", "size", "dim_size")
 _Instructions = tuple[tuple[str, Any], ...]
 
 
+@functools.lru_cache(maxsize=512)
 def _instructions(code: CodeType) -> _Instructions:
     position = {name: i for i, name in enumerate(code.co_varnames)}
 
@@ -104,10 +105,13 @@ def _instructions(code: CodeType) -> _Instructions:
     return tuple(found)
 
 
+_Reference = tuple[CodeType, tuple[int, int | None, str, bool]]
+
+
 @functools.cache
-def _references(names: tuple[str, ...], weighted: bool) -> dict[_Instructions, tuple[int, int | None, str, bool]]:
-    """Of the reference functions that look up these names, with a weight or without: instructions -> (position of x, position of w,
-    form, optional). A few of some hundred, whose compilation takes longer than all else that is asked of a class."""
+def _references(names: tuple[str, ...], weighted: bool) -> list[_Reference]:
+    """The reference functions that look up these names, with a weight or without: code, and position of x, position of w, form,
+    optional. A few of some hundred, whose compilation takes longer than all else that is asked of a class."""
     if not weighted:
         return _compiled([("x", "return x", None, "plain", False)])
     orders, found = ("x, w", "w, x"), []
@@ -123,23 +127,27 @@ def _references(names: tuple[str, ...], weighted: bool) -> dict[_Instructions, t
     return _compiled(found)
 
 
+@functools.cache
 def _names_in(expression: str) -> tuple[str, ...]:
     """What an expression of the arguments ``x`` and ``w`` looks up by name."""
     return tuple(name for name in compile(expression, "", "eval").co_names if name not in ("x", "w"))
 
 
-def _compiled(
-    functions: Sequence[tuple[str, str, int | None, str, bool]],
-) -> dict[_Instructions, tuple[int, int | None, str, bool]]:
-    table: dict[_Instructions, tuple[int, int | None, str, bool]] = {}
+def _compiled(functions: Sequence[tuple[str, str, int | None, str, bool]]) -> list[_Reference]:
+    found: list[_Reference] = []
     # Names that a file imports are compiled in another way.
     for imports in ("", "import torch\nimport torch.nn.functional as F\n"):
         scope: dict[str, Any] = {}
         exec(imports + "\n".join(f"def f{i}(self, {of[0]}):\n {of[1]}" for i, of in enumerate(functions)), scope)
         for i, (arguments, _, w, form, optional) in enumerate(functions):
             at = ["self", *arguments.split(", ")].index("x")
-            table.setdefault(_instructions(scope[f"f{i}"].__code__), (at, w, form, optional))
-    return table
+            found.append((scope[f"f{i}"].__code__, (at, w, form, optional)))
+    return found
+
+
+# By how many bytes code may differ in length whose instructions are the same: to list them takes ten times as long as to compile
+# them.
+_PADDING = 16
 
 
 def recognise(code: CodeType) -> Message | None:
@@ -147,7 +155,10 @@ def recognise(code: CodeType) -> Message | None:
     plain = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
     if code.co_flags & plain or code.co_freevars or code.co_cellvars or code.co_kwonlyargcount or code.co_argcount > 3:
         return None
-    found = _references(code.co_names, code.co_argcount == 3).get(_instructions(code))
+    instructions, size = _instructions(code), len(code.co_code)
+    references = _references(code.co_names, code.co_argcount == 3)
+    near = ((reference, what) for reference, what in references if abs(len(reference.co_code) - size) <= _PADDING)
+    found = next((what for reference, what in near if _instructions(reference) == instructions), None)
     if found is None:
         return None
     x, w, form, optional = found
