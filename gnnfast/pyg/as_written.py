@@ -106,18 +106,17 @@ _END = """\
     del messages  # before update(), as in PyG
     return module.update(out, {update})
 """
+# What PyG makes besides.
 _MADE = {"edge_index": "edge_index", "index": "edge_i", "edge_index_i": "edge_i", "edge_index_j": "edge_j", "ptr": "None"}
 _MADE |= {"dim_size": "size_i", "size_i": "size_i", "size_j": "size_j"}
 _MADE |= {"size": "[num_j, num_i] if to_target else [num_i, num_j]"}
 
 
 def _source(steps: Steps) -> str:
+    """That of the function that :func:`_compile` makes."""
     collected: Any = steps.collected
-    values, lines, nodes = (
-        dict(_MADE),
-        [_BEGIN],
-        {of: f"n{k}" for k, of in enumerate(dict.fromkeys(of for _, of, _ in collected.lifted))},
-    )
+    nodes = {of: f"n{k}" for k, of in enumerate(dict.fromkeys(of for _, of, _ in collected.lifted))}
+    values, lines = dict(_MADE), [_BEGIN]
     for name, n in nodes.items():
         asked = {"i" if at_i else "j" for _, of, at_i in collected.lifted if of == name}
         lines.append(_NODES.format(n=n, name=name))

@@ -77,9 +77,10 @@ def aggregate(edge_index: Tensor, to_target: bool, weight: Tensor | None, x: Ten
 # where a few groups have so many rows, which no threads can share.
 MANY, WIDE, FEW_ROWS, MANY_IN_TRAINING = 1 << 13, 8, 1 << 11, 1 << 18
 MANY_ROWS, LARGE_GROUPS = 1 << 16, 64
-# On a GPU, numbers up to which a mean is faster than by torch: 77 million in rows of 64 1.1 to 1.2 times, 960 million in rows of 16
-# 0.86 to 0.98 (an H200).
-MOST_OF_MEANS = 1 << 27
+# On a GPU, numbers up to which others than sums are faster than by torch (an H200): means of 77 million in rows of 64 1.1 to 1.2
+# times, of 960 million in rows of 16 0.86 to 0.98; extrema where half of 1.2 million rows are in one group 0.55 to 2.7 times, by
+# their width, and where the host decides 1.2 to 1.8.
+MOST_OF_MEANS, MOST_OF_EXTREMA = 1 << 27, 1 << 18
 
 
 def _are_many(numel: int, rows: int, reduce: str, needs_grad: bool) -> bool:
@@ -106,7 +107,7 @@ def scatter_rows(src: Any, index: Any, dim: Any, num_rows: Any, reduce: str | No
     if guards.tracing_state() is not None:  # which would warn of comparisons
         return NotImplemented
     numel, rows, dims = src.numel(), src.shape[0] if src.shape else 0, src.dim()
-    if on_cuda and reduce == "mean" and numel > MOST_OF_MEANS:
+    if on_cuda and numel > (MOST_OF_EXTREMA if reduce in EXTREMA else MOST_OF_MEANS):
         return NotImplemented
     if not on_cuda and not _are_many(numel, rows, reduce, needs_grad):
         return NotImplemented
