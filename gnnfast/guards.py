@@ -28,6 +28,11 @@ def context() -> str:
     return ""
 
 
+def has_kernels(t: Tensor) -> bool:
+    """Whether the library for the device of a tensor is there."""
+    return (_CPU and t.is_cpu) or (_CUDA and t.is_cuda)
+
+
 def operand(name: str, t: object) -> str:
     """Why a tensor operand cannot be served; empty if it can be."""
     if type(t) not in PLAIN:
@@ -35,7 +40,7 @@ def operand(name: str, t: object) -> str:
     assert isinstance(t, Tensor)
     if t.layout is not _STRIDED:
         return f"{name} has layout {t.layout}"
-    if (_CPU and t.is_cpu) or (_CUDA and t.is_cuda):
+    if has_kernels(t):
         try:
             return f"the storage of {name} was emptied" if t.data_ptr() == 0 and t.numel() else ""
         except RuntimeError:  # one that a torch.func transform has left behind, as in a layer that caches

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnfast import guards
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.patching import left_alone
 from gnnfast.pyg import listed
@@ -37,26 +38,24 @@ def as_written(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], 
     steps = rule_of(module, edge_index.is_cuda, torch.is_grad_enabled())
     if steps is None:
         return NotImplemented
-    run = _compiled.get(id(steps)) or _compile(steps)
+    found = _compiled.get(id(steps))
+    run = found[1] if found is not None and found[0] is steps else _compile(steps)
     return left_alone(run, module, edge_index, size, kwargs) if parts_are_few(edge_index) else run(module, edge_index, size, kwargs)
 
 
-_compiled: dict[int, Callable[..., Any]] = {}
-_steps: list[Steps] = []  # those of what is compiled, so that no others have their ids
+_compiled: dict[int, tuple[Steps, Callable[..., Any]]] = {}  # by the id of the steps
 _MOST = 4096
 
 
 def _compile(steps: Steps) -> Callable[..., Any]:
     """``run(module, edge_index, size, kwargs)`` of the steps of a class: a function of its own, as loops over what a class asks for
     took as long as torch's operations over 200 edges."""
-    if len(_steps) >= _MOST:
+    if len(_compiled) >= _MOST:
         _compiled.clear()
-        _steps.clear()
     scope = {"Tensor": Tensor, "reduced": _reduced}
     exec(_source(steps), scope)
-    _steps.append(steps)
     run: Any = scope["run"]
-    _compiled[id(steps)] = run
+    _compiled[id(steps)] = steps, run
     return run  # type: ignore[no-any-return]
 
 
@@ -72,6 +71,7 @@ def run(module, edge_index, size, kwargs):
             return NotImplemented
         num_j, num_i = size if to_target else (size[1], size[0])
     try:
+        pass
 """
 _NODES = """\
         {n}_i = {n}_j = kwargs[{name!r}]
@@ -100,16 +100,15 @@ _END = """\
     size_i, size_j = num_j if num_i is None else num_i, num_i if num_j is None else num_j
     if type(size_i) is not int:
         return NotImplemented
-    aggregation = module.__dict__["_modules"]["aggr_module"]
+    sizes, aggregation = [num_j, num_i] if to_target else [num_i, num_j], module.__dict__["_modules"]["aggr_module"]
     messages = module.message({message})
-    out = reduced(module, aggregation, messages, edge_i, size_i, dim, {reduce!r})
+    out = reduced(module, aggregation, messages, edge_i, size_i, {reduce!r})
     del messages  # before update(), as in PyG
     return module.update(out, {update})
 """
 # What PyG makes besides.
 _MADE = {"edge_index": "edge_index", "index": "edge_i", "edge_index_i": "edge_i", "edge_index_j": "edge_j", "ptr": "None"}
-_MADE |= {"dim_size": "size_i", "size_i": "size_i", "size_j": "size_j"}
-_MADE |= {"size": "[num_j, num_i] if to_target else [num_i, num_j]"}
+_MADE |= {"dim_size": "size_i", "size_i": "size_i", "size_j": "size_j", "size": "sizes"}
 
 
 def _source(steps: Steps) -> str:
@@ -145,9 +144,9 @@ def rule_of(module: Any, on_cuda: bool, training: bool) -> Steps | None:
     return steps if steps.reduce and steps.collected is not None else None
 
 
-def _reduced(module: Any, aggregation: Any, messages: Any, index: Tensor, num_dst: int, dim: int, reduce: str) -> Any:
+def _reduced(module: Any, aggregation: Any, messages: Any, index: Tensor, num_dst: int, reduce: str) -> Any:
     """What PyG's ``aggregate()``, with an ``aggregation`` that is a ``reduce``, makes of messages."""
-    dims = messages.dim() if type(messages) is Tensor else 0
+    dim, dims = module.node_dim, messages.dim() if type(messages) is Tensor else 0
     if module.__dict__["_modules"]["aggr_module"] is not aggregation or not is_plain(aggregation):  # message() has changed it
         return module.aggregate(messages, index=index, ptr=None, dim_size=num_dst)
     if dims and not (messages.requires_grad and torch.is_grad_enabled()):
@@ -156,7 +155,7 @@ def _reduced(module: Any, aggregation: Any, messages: Any, index: Tensor, num_ds
             return out
     try:
         if dims and -dims <= dim < dims and (reduce in LINEAR or not messages.requires_grad):
-            if dims == 2 and messages.is_cuda and dim in (0, -2) and reduce in LINEAR and not _is_watched(messages):
+            if dims == 2 and messages.is_cuda and dim in (0, -2) and reduce in LINEAR and _may_add(messages, index):
                 # Two calls less than scatter_add_ of an expanded index, where no order of adding is PyG's.
                 out = messages.new_zeros((num_dst, messages.size(1))).index_add_(0, index, messages)
                 return out if reduce == "sum" else out / _counts(messages, index, num_dst, 0).view(-1, 1)
@@ -174,9 +173,12 @@ def _reduced(module: Any, aggregation: Any, messages: Any, index: Tensor, num_ds
     return module.aggregate(messages, index=index, ptr=None, dim_size=num_dst)
 
 
-def _is_watched(messages: Tensor) -> bool:
-    """Whether what is saved for the backward pass must be what PyG's operations save, as in checkpointing."""
-    return messages.requires_grad and torch.is_grad_enabled() and saved_tensors_are_watched()
+def _may_add(messages: Tensor, index: Tensor) -> bool:
+    """Whether PyG's ``scatter_add_`` takes the index, and nobody looks at what it saves for the backward pass, as checkpointing
+    does."""
+    if index.dtype is not torch.int64:
+        return False
+    return not (messages.requires_grad and torch.is_grad_enabled() and saved_tensors_are_watched())
 
 
 def _sized(messages: Tensor, dim: int, num_dst: int) -> list[int]:
@@ -187,7 +189,7 @@ def _sized(messages: Tensor, dim: int, num_dst: int) -> list[int]:
 
 def _counts(messages: Tensor, index: Tensor, num_dst: int, dim: int) -> Tensor:
     """What sums of messages are divided by to be means."""
-    if messages.dtype in REORDERED and messages.device == index.device:
+    if messages.dtype in REORDERED and messages.device == index.device and guards.has_kernels(messages):
         return _ops.degrees.default(index, num_dst, messages.dtype)  # type: ignore[no-any-return]
     # PyG counts in the dtype of messages, as far as 16 bits go.
     return messages.new_zeros(num_dst).scatter_add_(0, index, messages.new_ones(messages.shape[dim])).clamp(min=1)

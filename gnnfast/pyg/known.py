@@ -551,10 +551,12 @@ def _length(lines: list[str]) -> int:
     """How many lines the function at the first one has: to the next that is indented no deeper, but for the end of its arguments.
     By tokens, as inspect finds it, takes forty times as long."""
     indent = len(lines[0]) - len(lines[0].lstrip())
-    in_head = True
-    for nth, line in enumerate(lines):
+    in_head, end = True, 0
+    for nth, line in enumerate(lines, 1):
         text = line.strip()
-        if text and len(line) - len(line.lstrip()) <= indent and not in_head:
-            return nth
+        if in_head or len(line) - len(line.lstrip()) > indent:
+            end = nth
+        elif text and not text.startswith("#"):  # after comments a function may go on
+            break
         in_head = in_head and not (text.endswith(":") and not text.startswith(("#", "@")))
-    return len(lines)
+    return end

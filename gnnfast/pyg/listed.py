@@ -169,7 +169,7 @@ def gcn_norm(
     fill = (2.0 if improved and edge_weight is not None else 1.0) if add_self_loops else None
     try:
         made, weight = _ops.gcn_norm_listed.default(edge_index, edge_weight, num_nodes, fill, flow == "source_to_target", dtype)
-    except RuntimeError:  # an id is out of range: PyG raises its own, or counts from the end
+    except RuntimeError:  # an id is out of range: PyG raises its own, or counts from the end; on a GPU, which loop counts is open
         return NotImplemented
     return made if add_self_loops else edge_index, weight
 

@@ -3,8 +3,8 @@
 Layers build a new ``edge_index`` with self loops and new weights in every forward pass. To use the same tensors again saves that
 work and, as they are the same objects, lets the graph cache find their CSR. Whoever can keep what ``gcn_norm`` returns, or write
 into it, gets copies: only a layer whose forward pass lets nobody see it shares what is remembered. If it only sums over the graph,
-that is made in one operation (:mod:`gnnfast.ops.gcn_norm`), which on a GPU does not list loops as PyG lists them. On a CPU one
-operation lists everything that is made here as PyG does, on a GPU two what has no weights (:mod:`gnnfast.pyg.listed`).
+that is made in one operation (:mod:`gnnfast.ops.gcn_norm`), which on a GPU does not list loops as PyG lists them. One
+operation lists everything that is made here as PyG does (:mod:`gnnfast.pyg.listed`).
 """
 
 from __future__ import annotations

@@ -104,6 +104,9 @@ def _is_listed(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
     verdict = served.get(id(type(module)))
     if verdict is None or verdict.message is DOT_ATTENTION or verdict.message.form in RELU_FORMS:
         return False
+    weight = None if verdict.message.weight is None else kwargs.get(verdict.message.weight)
+    if isinstance(weight, Tensor) and weight.requires_grad and torch.is_grad_enabled():
+        return False
     return listed.pays(edge_index, kwargs.get(verdict.message.feature))
 
 

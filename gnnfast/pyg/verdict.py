@@ -73,12 +73,11 @@ class Verdict(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """How ``collect()`` finds what ``message()`` and ``update()`` ask for: ``lifted`` from nodes, each with the name of the
-    features there and whether at the end ``i``; ``given`` to ``propagate``; ``made``: it makes some."""
+    """How ``collect()`` finds what ``message()`` and ``update()`` ask for, besides what it makes: ``lifted`` from nodes, each with
+    the name of the features there and whether at the end ``i``; ``given`` to ``propagate``."""
 
     lifted: tuple[tuple[str, str, bool], ...]
     given: tuple[str, ...]
-    made: bool
 
 
 class Steps(NamedTuple):
@@ -304,7 +303,7 @@ def _collected(asked: Iterable[str]) -> Collected | None:
     ends = ("_i", "_j")
     lifted = tuple((name, name[:-2], name.endswith("_i")) for name in plain if name.endswith(ends))
     given = tuple(name for name in plain if not name.endswith(ends))
-    return None if "adj_t" in names else Collected(lifted, given, not made.isdisjoint(names))
+    return None if "adj_t" in names else Collected(lifted, given)
 
 
 # What a user writes, and how many of its arguments do not come from collect(): self, and what the step before has made.

@@ -171,6 +171,31 @@ def test_pairs_and_sizes(device, written):
     assert torch.allclose(sized(), without(sized), atol=1e-5) and "GraphConv" in written
 
 
+class Made(nn.MessagePassing):
+    """Asks for nothing but what PyG makes, of which ``size`` is one list for both functions."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.table = torch.randn(30, F, device=device)
+
+    def forward(self, edge_index):
+        return self.propagate(edge_index, size=(30, 30))
+
+    def message(self, edge_index_j, size):
+        size.append(7)
+        return self.table[edge_index_j]
+
+    def update(self, inputs, size):
+        return inputs * len(size)
+
+
+def test_arguments_that_pyg_makes(device, written):
+    layer, edge_index = Made(device), GRAPHS["random"]()[0].to(device)
+    for _ in range(3):
+        found = layer(edge_index)
+    assert written and torch.allclose(found, without(lambda: layer(edge_index)), atol=1e-5)
+
+
 @pytest.mark.parametrize("x", ["two sizes", "too few nodes", "no features"])
 def test_errors_are_those_of_pyg(x):
     class Summed(nn.MessagePassing):

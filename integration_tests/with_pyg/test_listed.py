@@ -83,6 +83,16 @@ def test_same_bits(name, repeats, device):
     assert ops and ops <= {"loops_listed", "gcn_norm_listed", "softmax_coo", "laplacian_listed"}
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_loops_of_no_node_are_taken_out(weighted, device):
+    """As those by which lists are filled up: PyG looks at none of them without weights, and counts from the end with them."""
+    edges = torch.tensor([[0, 1, -1, 9, 2], [1, 2, -1, 9, 2]] if not weighted else [[0, 1, -1, 2], [1, 2, -1, 2]], device=device)
+    weight = torch.rand(edges.shape[1], device=device) if weighted else None
+    same(tensors(gcn_norm(edges, weight, 4)), tensors(without(lambda: gcn_norm(edges, weight, 4))))
+    if device.type == "cuda":
+        torch.cuda.synchronize()  # which raises what kernels complain of
+
+
 # ---- rows that belong to groups ----------------------------------------------------------------------------------------------------
 REDUCTIONS = ["sum", "add", "mean", "max", "amin"]
 ROWS = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import inspect
 
 import pytest
 import torch
@@ -11,12 +13,33 @@ from promises import EDGES, NODES, F, both, same
 
 import gnnfast
 from gnnfast.patching import code_of
+from gnnfast.pyg import known
 
 pytest.importorskip("torch_geometric", reason="PyG is not installed")
 from torch_geometric import nn
 from torch_geometric.nn import MessagePassing, aggr
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from user_messages import Plain
+
+
+BLOCKS = {
+    "arguments over lines": "def f(\n    a,\n) -> int:\n    return a\n\n\nx = 1\n",
+    "a comment further left": "def f(a):\n    a += 1\n# note\n\n    return a\n# another\nx = 1\n",
+    "decorated": "import functools\n\n\n@functools.cache\ndef f(a):\n    return a\n\n\ndef g(): ...\n",
+    "the last one": "def f(a):\n    if a:\n        return 1\n    return 2\n",
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_the_source_of_a_function_ends_where_it_ends(name, tmp_path):
+    """No statement of one that was edited is overlooked."""
+    path, scope = tmp_path / "source.py", {}
+    path.write_text(BLOCKS[name])
+    exec(compile(BLOCKS[name], str(path), "exec"), scope)
+    code = inspect.unwrap(scope["f"]).__code__
+    lines = inspect.getblock(BLOCKS[name].splitlines(keepends=True)[code.co_firstlineno - 1 :])
+    stripped = "\n".join(line.strip() for line in lines if line.strip())
+    assert known.fingerprint_of(code) == hashlib.sha256(stripped.encode()).hexdigest()[:12]
 
 
 def test_a_message_replaced_in_place(edge_index, x):

@@ -17,13 +17,13 @@ template <class D>
 struct Nodes {
   D* degree;              // without that of the loops where some are added
   int32_t *loops, *last;  // loops in the list, and the edge id of the last of them + 1; null where none are added
-  int32_t* repeated;      // set if a node has several; null: nobody asks
+  int32_t* undetermined;  // set if it is not determined which weighs a node's; null: nobody asks
 
   // In one array, so that there is one allocation and one memset.
   static int64_t bytes(const GcnNormArgs& p) {
     return p.num_nodes * static_cast<int64_t>(sizeof(D) + (p.loops ? 2 * sizeof(int32_t) : 0));
   }
-  Nodes(const GcnNormArgs& p, void* array, int32_t* repeated) : degree(static_cast<D*>(array)), repeated(repeated) {
+  Nodes(const GcnNormArgs& p, void* array, int32_t* undetermined) : degree(static_cast<D*>(array)), undetermined(undetermined) {
     loops = p.loops ? reinterpret_cast<int32_t*>(degree + p.num_nodes) : nullptr;
     last = p.loops ? loops + p.num_nodes : nullptr;
   }
@@ -35,9 +35,14 @@ __global__ void __launch_bounds__(kBlock) collect_kernel(const GcnNormArgs p, co
   if (e >= p.num_edges) return;
   const int64_t from = static_cast<const I*>(p.edges)[e], to = static_cast<const I*>(p.edges)[p.num_edges + e];
   const bool good = inside(from, p.num_nodes);
-  if (!good || !inside(to, p.num_nodes)) return complain(complaint, good ? to : from, p.num_nodes);
+  if (!good || !inside(to, p.num_nodes)) {
+    const bool taken_out = p.listed && p.loops && from == to;  // PyG looks at no such loop, but where it counts from the end
+    if (!taken_out) return complain(complaint, good ? to : from, p.num_nodes);
+    if (p.weight && nodes.undetermined) *nodes.undetermined = 1;
+    return;
+  }
   if (p.loops && from == to) {
-    if (atomicAdd(nodes.loops + from, 1) > 0 && nodes.repeated) *nodes.repeated = 1;
+    if (atomicAdd(nodes.loops + from, 1) > 0 && nodes.undetermined) *nodes.undetermined = 1;
     atomicMax(nodes.last + from, static_cast<int32_t>(e + 1));
   } else {
     atomicAdd(nodes.degree + (p.to_target ? to : from),
