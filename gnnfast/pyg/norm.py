@@ -150,10 +150,15 @@ def make_gcn_norm(original: FunctionType) -> Any:
         shares, _state.edge_index = _state.edge_index is edge_index, None
         arguments = (num_nodes, improved, add_self_loops, flow, dtype)
         if not shares and _is_left(edge_index, edge_weight):
-            needs_grad = isinstance(edge_weight, Tensor) and edge_weight.requires_grad and torch.is_grad_enabled()
-            if needs_grad or known.replaced_in_norm():
+            if known.replaced_in_norm():
                 return NotImplemented
-            return _listed(edge_index, edge_weight, *arguments)
+            if not (isinstance(edge_weight, Tensor) and edge_weight.requires_grad and torch.is_grad_enabled()):
+                return _listed(edge_index, edge_weight, *arguments)
+            anew = None
+            if not guards.context() and not guards.operand("edge_weight", edge_weight):
+                with contextlib.suppress(IndexError, RuntimeError):
+                    anew = _weighed_anew(edge_index, edge_weight, *arguments, keeps=False)
+            return NotImplemented if anew is None else anew
         if shares and _state.sums and not guards.context():
             made = normalised(edge_index, edge_weight, *arguments)
             if made is not None:
@@ -198,27 +203,36 @@ class _Structure(NamedTuple):
     @classmethod
     def of(cls, edge_index: Tensor, num_nodes: int) -> _Structure:
         with usable_later():
+            made = _ops.loops_listed.default(edge_index, num_nodes, True)
+            if made.shape[1] == edge_index.shape[1] + num_nodes:
+                none = edge_index.new_empty(0)
+                return cls(made, None, none, none)
             is_loop = edge_index[0] == edge_index[1]
-            loops, kept = is_loop.nonzero().view(-1), None
-            ends = torch.arange(num_nodes, device=edge_index.device).expand(2, num_nodes)
-            if loops.numel():
-                kept = (~is_loop).nonzero().view(-1)
-            others = edge_index if kept is None else edge_index.index_select(1, kept)
-            return cls(torch.cat([others, ends], 1), kept, loops, edge_index[0].index_select(0, loops))
+            loops = is_loop.nonzero().view(-1)
+            return cls(made, (~is_loop).nonzero().view(-1), loops, edge_index[0].index_select(0, loops))
 
 
 def _weighed_anew(
-    edge_index: Tensor, edge_weight: Tensor, num_nodes: Any, improved: bool, add_self_loops: bool, flow: str, dtype: Any
+    edge_index: Tensor,
+    edge_weight: Tensor,
+    num_nodes: Any,
+    improved: bool,
+    add_self_loops: bool,
+    flow: str,
+    dtype: Any,
+    keeps: bool = True,
 ) -> tuple[Tensor, Tensor] | None:
-    """``gcn_norm`` of weights that are others in each call, over a structure that is not; ``None`` if PyG's own must run. The same
-    operations on the weights, but for how they are gathered: the gradient of ``t[index]`` sorts the index."""
+    """``gcn_norm`` of weights that are others in each call, over a structure that is not, and is kept, or of edges that are new;
+    ``None`` if PyG's own must run. The same operations on the weights, but for how they are gathered: the gradient of ``t[index]``
+    sorts the index."""
     edges = edge_index.shape[1] if edge_index.dim() == 2 and edge_index.shape[0] == 2 else -1
     if flow not in _FLOWS or edge_weight.shape != (edges,) or edge_index.dtype is not torch.int64:
         return None
     if num_nodes is None:  # as PyG finds it, but once
         if guards.capturing(edge_index.device):
             return None
-        num_nodes = cache.get((edge_index,), "number of nodes", lambda: int(edge_index.max()) + 1 if edges else 0)
+        find = lambda: int(edge_index.max()) + 1 if edges else 0  # noqa: E731
+        num_nodes = cache.get((edge_index,), "number of nodes", find) if keeps else find()
     if edge_weight.device != edge_index.device or not edge_weight.is_floating_point():
         return None
     normed, weight = edge_index, edge_weight
@@ -229,8 +243,10 @@ def _weighed_anew(
             if structure is None:
                 return None
             keep_if_captured(structure)
-        else:
+        elif keeps:
             structure = cache.get((edge_index,), key, lambda: _Structure.of(edge_index, num_nodes))
+        else:
+            structure = _Structure.of(edge_index, num_nodes)
         normed, loops = structure.edge_index, weight.new_full((num_nodes,), 2.0 if improved else 1.0)
         if structure.kept is not None:
             loops = loops.index_put((structure.nodes,), weight.index_select(0, structure.loops))

@@ -21,7 +21,6 @@ from torch_geometric.nn import MessagePassing, aggr
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from user_messages import Plain
 
-
 BLOCKS = {
     "arguments over lines": "def f(\n    a,\n) -> int:\n    return a\n\n\nx = 1\n",
     "a comment further left": "def f(a):\n    a += 1\n# note\n\n    return a\n# another\nx = 1\n",
