@@ -154,7 +154,8 @@ def _reduced(module: Any, aggregation: Any, messages: Any, index: Tensor, num_ds
         if out is not NotImplemented:
             return out
     try:
-        if dims and -dims <= dim < dims and (reduce in LINEAR or not messages.requires_grad):
+        # With torch-scatter PyG takes its maxima where they get a gradient on a GPU.
+        if dims and -dims <= dim < dims and (reduce in LINEAR or not (messages.requires_grad and messages.is_cuda)):
             if dims == 2 and messages.is_cuda and dim in (0, -2) and reduce in LINEAR and _may_add(messages, index):
                 # Two calls less than scatter_add_ of an expanded index, where no order of adding is PyG's.
                 out = messages.new_zeros((num_dst, messages.size(1))).index_add_(0, index, messages)

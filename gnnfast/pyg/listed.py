@@ -83,9 +83,7 @@ MANY_ROWS, LARGE_GROUPS = 1 << 16, 64
 MOST_OF_MEANS, MOST_OF_EXTREMA = 1 << 27, 1 << 18
 
 
-def _are_many(numel: int, rows: int, reduce: str, needs_grad: bool) -> bool:
-    if numel < (MANY_IN_TRAINING if needs_grad else MANY if reduce == "sum" else 1):
-        return False
+def _are_wide(numel: int, rows: int, reduce: str, needs_grad: bool) -> bool:
     return numel >= WIDE * rows or not (needs_grad or rows > FEW_ROWS or reduce == "sum")
 
 
@@ -98,18 +96,19 @@ def _are_spread(rows: int, num_rows: int, reduce: str, needs_grad: bool) -> bool
 def scatter_rows(src: Any, index: Any, dim: Any, num_rows: Any, reduce: str | None) -> Any:
     """``src [E, ...]`` reduced along dimension 0 into the rows ``[num_rows, ...]`` that ``index [E]`` names, as PyG's ``scatter``
     does it; ``NotImplemented``: PyG's own must run."""
-    if type(src) not in guards.PLAIN or reduce is None:
+    if type(src) not in guards.PLAIN or reduce is None or guards.tracing_state() is not None:  # which would warn of comparisons
         return NotImplemented
-    needs_grad, on_cuda = src.requires_grad and torch.is_grad_enabled(), src.is_cuda
-    # A sum on a GPU is two operations of torch's, each as long for the host as one of ours.
-    if on_cuda and (needs_grad or reduce == "sum" or torch.are_deterministic_algorithms_enabled()):
+    needs_grad, on_cuda, numel = src.requires_grad and torch.is_grad_enabled(), src.is_cuda, src.numel()
+    if on_cuda:
+        # A sum on a GPU is two operations of torch's, each as long for the host as one of ours.
+        if needs_grad or reduce == "sum" or torch.are_deterministic_algorithms_enabled():
+            return NotImplemented
+        if numel > (MOST_OF_EXTREMA if reduce in EXTREMA else MOST_OF_MEANS):
+            return NotImplemented
+    elif numel < (MANY_IN_TRAINING if needs_grad else MANY if reduce == "sum" else 1):
         return NotImplemented
-    if guards.tracing_state() is not None:  # which would warn of comparisons
-        return NotImplemented
-    numel, rows, dims = src.numel(), src.shape[0] if src.shape else 0, src.dim()
-    if on_cuda and numel > (MOST_OF_EXTREMA if reduce in EXTREMA else MOST_OF_MEANS):
-        return NotImplemented
-    if not on_cuda and not _are_many(numel, rows, reduce, needs_grad):
+    rows, dims = src.shape[0] if src.shape else 0, src.dim()
+    if not on_cuda and not _are_wide(numel, rows, reduce, needs_grad):
         return NotImplemented
     if type(index) is not Tensor or type(dim) is not int or not rows:
         return NotImplemented
