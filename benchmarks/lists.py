@@ -26,7 +26,7 @@ from . import limits, tables, timing
 EDGES = {"cpu": (2_000, 200_000), "cuda": (2_000, 1_200_000, 60_000_000)}
 GROUPS = ("random", "sorted", "hub", "one")
 TOLERANCE = 1e-3  # of gradients of groups of a million rows, in float32
-MOST_NUMBERS = 1 << 30  # of a row in 60 million groups, of which autograd holds several
+MOST_NUMBERS = 1 << 30  # in all rows, of which autograd holds several copies
 
 
 class Lists(NamedTuple):
