@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import argparse
 import functools
+import operator
 import os
+import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -297,6 +299,9 @@ class _Measured:
         edges = self.work.edges if cell.group in host_dgl.WORK else self.work.edge_index.shape[1]
         return {"output": step().detach().double().cpu(), "nodes": self.work.x.shape[0], "edges": edges}
 
+    def learn(self, in_pyg: bool) -> None:
+        timing.learn(self.steps[in_pyg])
+
     def time(self, in_pyg: bool, warmup: int, seconds: float, cores: set[int] | None) -> float:
         """Milliseconds a step, on certain ``cores`` of the host."""
         if cores:
@@ -304,7 +309,6 @@ class _Measured:
                 os.sched_setaffinity(int(thread), cores)
         for _ in range(warmup):
             self.steps[in_pyg]()
-        timing.learn(self.steps[in_pyg])
         return block_ms(self.steps[in_pyg], self.device, seconds)
 
     def count(self, in_pyg: bool) -> tuple[int, float]:
@@ -341,12 +345,15 @@ def measure(cell: Cell, workers: dict[bool, Any], options: argparse.Namespace) -
         # same, others in each round.
         cores = {available[(PER_SIDE * nth + k) % len(available)] for k in range(PER_SIDE)} if available else None
         for side in sides if nth % 2 else sides[::-1]:
+            if nth == 0 or not options.apart:
+                workers[side.on].ask("learn", side.in_pyg)
             times[side.name].append(workers[side.on].ask("time", side.in_pyg, options.warmup, options.seconds, cores))
     for side in sides:
         row |= timing.Sample.of(times[side.name]).columns(side.name) | {f"{side.name} fastest ms": min(times[side.name])}
     row["sides"] = " / ".join(side.name for side in sides)
     row["ratio"] = row[f"{sides[0].name} ms"] / row[f"{sides[1].name} ms"]
-    # What others do on a machine makes Python slower, never faster.
+    # What others do on a machine slows both sides of a round, or makes Python slower, never faster.
+    row["ratio of rounds"] = statistics.median(map(operator.truediv, *(times[side.name] for side in sides)))
     row["ratio of fastest"] = row[f"{sides[0].name} fastest ms"] / row[f"{sides[1].name} fastest ms"]
     if cuda and not options.quick:
         for side in sides:
@@ -382,8 +389,10 @@ def summary(rows: list[tables.Row]) -> list[tables.Row]:
         least, of = min((r["ratio"], r["model"]) for r in members)
         row = dict(zip(("kind", "model", "pass", "graph"), key)) | {"ratio": members[0]["sides"], "cells": len(ratios)}
         row |= {"geometric mean": timing.geometric_mean(ratios), "least": least} | ({"least of": of} if key[1] == "each" else {})
-        fastest = [r["ratio of fastest"] for r in members]
-        found.append(row | {"of fastest": timing.geometric_mean(fastest), "least of fastest": min(fastest)})
+        for other in ("rounds", "fastest"):
+            ratios = [r[f"ratio of {other}"] for r in members]
+            row |= {f"of {other}": timing.geometric_mean(ratios), f"least of {other}": min(ratios)}
+        found.append(row)
     return found
 
 

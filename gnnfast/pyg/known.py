@@ -168,26 +168,26 @@ class Watch:
         self._find_own, self._find = (_getter(names) for names in (own, paths))
         self._places, self._judge = SimpleNamespace(**places), judge
         self._make = _comparison(own, (*places,), paths, alone)
-        self._last: tuple[Callable[[Any], bool], Callable[..., bool], Any] = (lambda _: False), (lambda *_: False), None
+        self._last: tuple[Callable[..., bool], Any] = (lambda *_: False), None
 
     def verdict(self, cls: Any = None) -> Any:
         """The verdict; judged anew if something has changed. Raises AttributeError if something is missing or no function."""
-        holds, _, verdict = self._last
+        holds, verdict = self._last
         return verdict if holds(cls) else self._judged(cls)
 
     def of_instance(self, cls: Any, own: dict[str, Any], part: Any) -> Any:
         """The verdict on an instance, if nothing has changed and its class says all about it; else ``None``. In one function, as
         a small step calls many for the first time since the last one, which takes as long as what they do."""
-        _, is_all, verdict = self._last
+        holds, verdict = self._last
         try:
-            return verdict if is_all(cls, own, part) else None
+            return verdict if holds(cls, own, part) else None
         except AttributeError:  # something is missing, or no function
             return None
 
     def _judged(self, cls: Any) -> Any:
         functions = self._find_own(cls) + self._find(self._places)  # first: what changes meanwhile is found by the next call
         codes, verdict = tuple(map(_code, functions)), self._judge()
-        self._last = *self._make(functions, codes, *vars(self._places).values()), verdict
+        self._last = self._make(functions, codes, *vars(self._places).values()), verdict
         return verdict
 
 
@@ -195,9 +195,9 @@ _code = operator.attrgetter("__code__")
 
 
 def _comparison(own: tuple[str, ...], places: tuple[str, ...], paths: tuple[str, ...], alone: str) -> Callable[..., Any]:
-    """What makes, of functions, their codes and the places, the functions that tell whether all are still there, and whether they
-    are and an instance is ``alone``. Compiled for each verdict, as Python remembers in the code where it has found an attribute: of
-    a small step, looking them up took 3.5 us more."""
+    """What makes, of functions, their codes and the places, the function that tells whether all are still there and, where one is
+    given, whether an instance is ``alone``. Compiled for each verdict, as Python remembers in the code where it has found an
+    attribute: of a small step, looking them up took 3.5 us more, and comparing in loops of C 5."""
     names = [*(f"cls.{name}" for name in own), *paths]
     held = " and ".join(f"{name} is f{i} and f{i}.__code__ is c{i}" for i, name in enumerate(names))
     functions, codes = (", ".join(f"{letter}{i}" for i in range(len(names))) for letter in "fc")
@@ -205,7 +205,7 @@ def _comparison(own: tuple[str, ...], places: tuple[str, ...], paths: tuple[str,
 def make({", ".join(("functions", "codes", *places))}):
     {functions}, = functions
     {codes}, = codes
-    return (lambda cls: {held}), (lambda cls, own, part: {alone} and {held})
+    return lambda cls, own=None, part=None: (own is None or {alone}) and {held}
 """
     scope: dict[str, Any] = {}
     exec(source, scope)
@@ -513,25 +513,22 @@ def _is_as_written(function: Any, module: str) -> bool:
     """Whether a function belongs to a module and has the code that its file compiles to."""
     if type(function) is not FunctionType or function.__globals__ is not getattr(sys.modules.get(module), "__dict__", None):
         return False
-    return code_of(function) in codes_of(function.__globals__["__file__"])
+    file = _code_of_file(function.__globals__["__file__"])
+    return file is not None and _defines(file, code_of(function))
 
 
 @functools.lru_cache(maxsize=64)
-def codes_of(path: str) -> frozenset[CodeType]:
-    """The code objects of all functions that a file defines."""
-    found: set[CodeType] = set()
-
-    def walk(code: CodeType) -> None:
-        for inner in code.co_consts:
-            if isinstance(inner, CodeType) and inner not in found:
-                found.add(inner)
-                walk(inner)
-
+def _code_of_file(path: str) -> CodeType | None:
+    """The code object that Python runs to import a file: compiling torch's modules takes 40 ms."""
     with contextlib.suppress(OSError, SyntaxError):  # nothing is known then
-        code = SourceFileLoader("known", path).get_code("known")  # as Python imports it: compiling torch's modules takes 40 ms
-        if code is not None:
-            walk(code)
-    return frozenset(found)
+        return SourceFileLoader("known", path).get_code("known")
+    return None
+
+
+def _defines(outer: CodeType, code: CodeType) -> bool:
+    """Whether a function's code is what a module, class or function defines; what begins below it is not looked at."""
+    inner = [c for c in outer.co_consts if isinstance(c, CodeType) and c.co_firstlineno <= code.co_firstlineno]
+    return any(c == code or _defines(c, code) for c in reversed(inner))
 
 
 @functools.lru_cache(maxsize=1024)

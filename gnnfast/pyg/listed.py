@@ -80,7 +80,7 @@ MANY_ROWS, LARGE_GROUPS = 1 << 16, 64
 # On a GPU, numbers up to which others than sums are faster than by torch (an H200): means of 77 million in rows of 64 1.1 to 1.2
 # times, of 960 million in rows of 16 0.86 to 0.98; extrema where half of 1.2 million rows are in one group 0.55 to 2.7 times, by
 # their width, and where the host decides 1.2 to 1.8.
-MOST_OF_MEANS, MOST_OF_EXTREMA = 1 << 27, 1 << 18
+MOST_OF_MEANS, MOST_OF_EXTREMA = 1 << 27, 1 << 27
 
 
 def _are_wide(numel: int, rows: int, reduce: str, needs_grad: bool) -> bool:

@@ -131,10 +131,7 @@ def _are_known(listed: tuple[Any, ...]) -> bool:
 def with_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
     """What the two functions make of an ``edge_index`` one after the other."""
     with usable_later():
-        if edge_index.is_cpu:
-            return torch.ops.gnnfast.loops_listed.default(edge_index, num_nodes, True)  # type: ignore[no-any-return]
-        loops = torch.arange(num_nodes, device=edge_index.device)
-        return torch.cat([edge_index[:, edge_index[0] != edge_index[1]], torch.stack([loops, loops])], 1)
+        return torch.ops.gnnfast.loops_listed.default(edge_index, num_nodes, True)  # type: ignore[no-any-return]
 
 
 def kept_edges(edge_index: Tensor, graph: Listed) -> Tensor:

@@ -11,6 +11,7 @@ import dis
 import functools
 import inspect
 import itertools
+import re
 from collections.abc import Sequence
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -127,16 +128,19 @@ def _references(names: tuple[str, ...], weighted: bool) -> list[_Reference]:
     return _compiled(found)
 
 
-@functools.cache
+_NAME = re.compile(r"\b(?!(?:x|w|None)\b)[A-Za-z]\w*")
+
+
 def _names_in(expression: str) -> tuple[str, ...]:
     """What an expression of the arguments ``x`` and ``w`` looks up by name."""
-    return tuple(name for name in compile(expression, "", "eval").co_names if name not in ("x", "w"))
+    return tuple(_NAME.findall(expression))
 
 
 def _compiled(functions: Sequence[tuple[str, str, int | None, str, bool]]) -> list[_Reference]:
     found: list[_Reference] = []
     # Names that a file imports are compiled in another way.
-    for imports in ("", "import torch\nimport torch.nn.functional as F\n"):
+    imported = any(name in body for name in ("torch", "F.") for _, body, *_ in functions)
+    for imports in ("", "import torch\nimport torch.nn.functional as F\n")[: 1 + imported]:
         scope: dict[str, Any] = {}
         exec(imports + "\n".join(f"def f{i}(self, {of[0]}):\n {of[1]}" for i, of in enumerate(functions)), scope)
         for i, (arguments, _, w, form, optional) in enumerate(functions):

@@ -46,16 +46,26 @@ __global__ void __launch_bounds__(kBlock) keys_kernel(const ConvertArgs p, int s
   }
 }
 
-// From the sorted rows: where each row begins, and the edges in that order.
+// From the sorted rows: where each row begins, and the edges in that order. A row looks for its first edge: the edges tell
+// their rows in fewer steps, but where many rows follow each other that have none, as nodes of the last hop do, one thread for
+// all.
 template <class I>
 __global__ void __launch_bounds__(kBlock) fill_kernel(const ConvertArgs p) {
   const Side& side = p.of[blockIdx.y];
   const int32_t *key = p.sorted_key + blockIdx.y * p.slots, *id = p.sorted_id + blockIdx.y * p.slots;
-  const int32_t first = p.first_key(blockIdx.y);
   const int64_t s = int64_t{blockIdx.x} * kBlock + threadIdx.x;
-  if (s > p.slots) return;
-  const int64_t from = s == 0 ? 0 : key[s - 1] - first + 1, to = s == p.slots ? side.num_rows : key[s] - first;
-  for (int64_t r = from; r <= to; ++r) side.rowptr[r] = static_cast<int32_t>(s);
+  if (s <= side.num_rows) {
+    const int64_t row = s + p.first_key(blockIdx.y);
+    int64_t low = 0, high = p.slots;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (key[middle] < row)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    side.rowptr[s] = static_cast<int32_t>(low);
+  }
   if (s >= p.slots) return;
   const int32_t e = id[s];
   const int64_t column = e < p.num_edges ? static_cast<const I*>(side.column)[e] : e - p.num_edges;
@@ -132,7 +142,8 @@ Formats coo_to_formats(const Tensor& row_, const Tensor& column_, int64_t num_ro
       STD_CUDA_KERNEL_LAUNCH_CHECK();
       sort(temp);
     }
-    fill_kernel<I><<<dim3(blocks_for(slots + 1), sides), kBlock, 0, launch.stream>>>(p);
+    const int64_t most = std::max({slots, num_rows + 1, both ? num_cols + 1 : 0});
+    fill_kernel<I><<<dim3(blocks_for(most), sides), kBlock, 0, launch.stream>>>(p);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
   launch_schedules(jobs, sides, launch.stream);

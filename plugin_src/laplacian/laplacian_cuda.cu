@@ -4,8 +4,8 @@
 
 #include <limits>
 
+#include "common/atomics.cuh"
 #include "common/ids.cuh"
-#include "common/keys.cuh"
 #include "graph/loops.cuh"
 #include "laplacian.h"
 
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kBlock) weigh_kernel(const LaplacianArgs p, co
   }
   if (p.lambda_max) return;
   for (int o = kWarp / 2; o > 0; o /= 2) key = max(key, __shfl_xor_sync(kAllLanes, key, o));
-  if (threadIdx.x % kWarp == 0) atomicMax(edges.most, key);
+  if (threadIdx.x % kWarp == 0) raise_to(edges.most, key);
 }
 
 template <class T, class I>

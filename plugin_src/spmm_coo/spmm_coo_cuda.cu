@@ -3,27 +3,14 @@
 // keys that sort as the floats do, which makes them the same from run to run.
 #include <torch/csrc/stable/library.h>
 
+#include "common/atomics.cuh"
 #include "common/ids.cuh"
-#include "common/keys.cuh"
 #include "common/launch.cuh"
 #include "common/vec.cuh"
 #include "spmm_coo.h"
 
 namespace gnnfast {
 namespace {
-
-template <int N, class A>
-__device__ inline void atomic_add(A* p, const A (&v)[N]) {
-#if __CUDA_ARCH__ >= 900
-  if constexpr (N % 4 == 0 && sizeof(A) == 4) {
-#pragma unroll
-    for (int i = 0; i < N; i += 4) atomicAdd(reinterpret_cast<float4*>(p + i), make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]));
-    return;
-  }
-#endif
-#pragma unroll
-  for (int i = 0; i < N; ++i) atomicAdd(p + i, v[i]);
-}
 
 template <class T, class I, int OP, int VEC>
 __global__ void __launch_bounds__(kBlock) spmm_coo_kernel(const SpmmCooArgs p, int lanes, longlong2* complaint) {
@@ -63,9 +50,11 @@ __global__ void __launch_bounds__(kBlock) spmm_coo_kernel(const SpmmCooArgs p, i
         for (int i = 0; i < VEC; ++i) v[i] *= w;
       }
       if constexpr (OP == kCooMax) {
+        using K = typename Key<A>::type;
+        K keys[VEC];
 #pragma unroll
-        for (int i = 0; i < VEC; ++i)
-          atomicMax(reinterpret_cast<typename Key<A>::type*>(out + f + i), to_key(sign * round_to<T>(v[i])));
+        for (int i = 0; i < VEC; ++i) keys[i] = to_key(sign * round_to<T>(v[i]));
+        raise_to(reinterpret_cast<K*>(out + f), keys);
       } else if (live) {
         atomic_add<VEC>(out + f, v);
       }
@@ -77,18 +66,22 @@ __global__ void __launch_bounds__(kBlock) spmm_coo_kernel(const SpmmCooArgs p, i
   }
 }
 
-// Divides sums by degrees, or turns keys back into numbers.
-template <class A>
+// Divides sums by degrees, or turns keys back into numbers, N at a time.
+template <class A, int N>
 __global__ void __launch_bounds__(kBlock) finish_kernel(const SpmmCooArgs p) {
-  const int64_t i = int64_t{blockIdx.x} * kBlock + threadIdx.x;
-  if (i >= p.num_rows * p.width) return;
-  A* out = static_cast<A*>(p.out) + i;
-  if (p.mean) {
-    *out /= static_cast<A>(max(p.degree[i / p.width], 1));
-  } else {
-    const auto key = *reinterpret_cast<const typename Key<A>::type*>(out);
-    *out = key == 0 ? A{0} : p.negate ? -from_key(key) : from_key(key);
+  const int64_t i = int64_t{blockIdx.x} * kBlock + threadIdx.x, vectors = p.width / N;
+  if (i >= p.num_rows * vectors) return;
+  using Bits = typename Raw<A, N>::Bits;
+  Bits* out = static_cast<Bits*>(p.out) + i;
+  Bits raw = *out;
+  A* v = reinterpret_cast<A*>(&raw);
+  const A share = p.mean ? static_cast<A>(max(p.degree[row_and_feature(i, vectors).x], 1)) : A{1};
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    const auto key = reinterpret_cast<const typename Key<A>::type*>(v)[n];
+    v[n] = p.mean ? v[n] / share : key == 0 ? A{0} : p.negate ? -from_key(key) : from_key(key);
   }
+  *out = raw;
 }
 
 template <class T, class I, int VEC>
@@ -102,7 +95,8 @@ void launch_coo(const SpmmCooArgs& p, cudaStream_t stream) {
   if (p.op == kCooSumAndDot) spmm_coo_kernel<T, I, kCooSumAndDot, VEC><<<grid, kBlock, 0, stream>>>(p, lanes, complaint);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
   if ((p.mean || p.op == kCooMax) && p.width > 0) {
-    finish_kernel<acc_t<T>><<<blocks_for(p.num_rows * p.width), kBlock, 0, stream>>>(p);
+    constexpr int N = VEC == 1 ? 1 : kVec<acc_t<T>>;
+    finish_kernel<acc_t<T>, N><<<blocks_for(p.num_rows * p.width / N), kBlock, 0, stream>>>(p);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
 }
