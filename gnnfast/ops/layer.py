@@ -136,7 +136,8 @@ class Layer(torch.autograd.Function):
             to_bias = grad.sum(0) if need_bias else None
             to_root = grad.t().mm(x_dst) if need_root else None
             if to_x is not None and root is not None and ctx.square:
-                to_x = torch.addmm(to_x, grad, root)
+                # In place, if nothing of it is recorded: the other copies it before.
+                to_x = torch.addmm(to_x, grad, root) if torch.is_grad_enabled() else to_x.addmm_(grad, root)
             to_dst = grad.mm(root) if need_dst else None
         return None, None, None, to_x, to_weight, to_bias, to_dst, to_root
 

@@ -149,7 +149,9 @@ def _is_few(form: Form, module: Any, x: Any, edge_index: Any) -> bool:
         return False  # what it computes is found out, by which propagate() sums over the edges as they are listed
     # Where features get no gradient there is no pass backward, which would be the longer one.
     moved = num_edges * row_bytes // (2 if training and not x.requires_grad else 1)
-    if not cannot_win(moved, training, settings()) or is_capturing() or torch.are_deterministic_algorithms_enabled():
+    # A mean's layer is one node of autograd, which pays from where a call without a gradient does.
+    few = cannot_win(moved, training and aggr != "mean", settings())
+    if not few or is_capturing() or torch.are_deterministic_algorithms_enabled():
         return False
     if aggr != "mean":
         remember(module, "x", x, edge_index, most_ids(x, "cuda"))
