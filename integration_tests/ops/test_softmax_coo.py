@@ -14,6 +14,7 @@ op, backward = torch.ops.gnnfast.softmax_coo.default, torch.ops.gnnfast.softmax_
 
 SHAPES = {name: lambda make=make: (make()[0][1], make()[2]) for name, make in GRAPHS.items()}
 SHAPES["large groups, one after the other"] = lambda: (torch.arange(5).repeat_interleave(333), 5)
+SHAPES["half in one group"] = lambda: (torch.where(torch.arange(2000) % 2 == 0, torch.arange(2000) * 7 % 40, 11), 40)
 SHAPES["many groups"] = lambda: (torch.arange(0, 300_001, 7), 300_001)
 
 
@@ -26,7 +27,7 @@ def same(found, expected, device):
     torch.testing.assert_close(found.cpu(), expected, equal_nan=True, **(dict(rtol=0, atol=0) if device.type == "cpu" else {}))
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (4,), (16,), (3, 8), (0,)])
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (12,), (16,), (3, 8), (128,), (0,)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", SHAPES)
 def test_like_pyg(name, dtype, shape, device):
@@ -50,6 +51,14 @@ def test_what_is_not_contiguous(ids, device):
     grad = torch.randn(3, src.shape[0], dtype=torch.float64).t()
     found = backward(on_device[0], grad.t().to(device).t(), on_device[1], groups)
     same(found, backward(src, grad.contiguous(), index, groups), device)
+
+
+def test_numbers_that_begin_between_vectors(device):
+    index, groups = SHAPES["random"]()
+    src = rows(index, (8,), torch.float32)
+    shifted = torch.cat([src.new_zeros(1), src.view(-1)]).to(device)[1:].view(src.shape)
+    assert shifted.data_ptr() % 16
+    same(op(shifted, index.to(device), groups), op(src, index, groups), device)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
