@@ -78,9 +78,8 @@ def aggregate(edge_index: Tensor, to_target: bool, weight: Tensor | None, x: Ten
 MANY, WIDE, FEW_ROWS, MANY_IN_TRAINING = 1 << 13, 8, 1 << 11, 1 << 18
 MANY_ROWS, LARGE_GROUPS = 1 << 16, 64
 # On a GPU, numbers up to which others than sums are faster than by torch (an H200): means of 77 million in rows of 64 1.1 to 1.2
-# times, of 960 million in rows of 16 0.86 to 0.98; extrema where half of 1.2 million rows are in one group 0.55 to 2.7 times, by
-# their width, and where the host decides 1.2 to 1.8.
-MOST_OF_MEANS, MOST_OF_EXTREMA = 1 << 27, 1 << 27
+# times, of 960 million in rows of 16 0.86 to 0.98; maxima of up to 77 million 1.2 to 25.
+MOST_ON_GPU = 1 << 27
 
 
 def _are_wide(numel: int, rows: int, reduce: str, needs_grad: bool) -> bool:
@@ -103,7 +102,7 @@ def scatter_rows(src: Any, index: Any, dim: Any, num_rows: Any, reduce: str | No
         # A sum on a GPU is two operations of torch's, each as long for the host as one of ours.
         if needs_grad or reduce == "sum" or torch.are_deterministic_algorithms_enabled():
             return NotImplemented
-        if numel > (MOST_OF_EXTREMA if reduce in EXTREMA else MOST_OF_MEANS):
+        if numel > MOST_ON_GPU:
             return NotImplemented
     elif numel < (MANY_IN_TRAINING if needs_grad else MANY if reduce == "sum" else 1):
         return NotImplemented
