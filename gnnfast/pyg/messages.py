@@ -109,22 +109,28 @@ def _instructions(code: CodeType) -> _Instructions:
 _Reference = tuple[CodeType, tuple[int, int | None, str, bool]]
 
 
+# The bodies of reference functions without a weight, with one, and of those with a ReLU.
+_GROUPS = {False: ("return x",), True: (*_BODIES, "return relu")}
+
+
 @functools.cache
-def _references(names: tuple[str, ...], weighted: bool) -> list[_Reference]:
-    """The reference functions that look up these names, with a weight or without: code, and position of x, position of w, form,
-    optional. A few of some hundred, whose compilation takes longer than all else that is asked of a class."""
-    if not weighted:
-        return _compiled([("x", "return x", None, "plain", False)])
+def _references(names: tuple[str, ...], body: str) -> list[_Reference]:
+    """The reference functions with such a body that look up these names: code, and position of x, position of w, form, optional. A
+    few of some hundred, whose compilation takes longer than all else that is asked of a class."""
+    if body in _GROUPS[False]:
+        return _compiled([("x", body, None, "plain", False)])
     orders, found = ("x, w", "w, x"), []
-    for arguments, (expression, form), (body, optional) in itertools.product(orders, _FORMS.items(), _BODIES.items()):
-        if _names_in(expression) == names:
-            at = arguments.split(", ").index("w") + 1
-            found += [
-                (arguments, body.format(p=product), at, form, optional) for product in (f"{expression} * x", f"x * {expression}")
-            ]
-    for arguments, form, total in itertools.product(orders, RELU_FORMS, ("x + w", "w + x")):
-        if form != GINE.form and _names_in(form.format(s=total)) == names:
-            found.append((arguments, f"return {form.format(s=total)}", arguments.split(", ").index("w") + 1, form, False))
+    for arguments in orders:
+        at = arguments.split(", ").index("w") + 1
+        if body in _BODIES:
+            for expression, form in _FORMS.items():
+                if _names_in(expression) == names:
+                    products = f"{expression} * x", f"x * {expression}"
+                    found += [(arguments, body.format(p=product), at, form, _BODIES[body]) for product in products]
+            continue
+        for form, total in itertools.product(RELU_FORMS, ("x + w", "w + x")):
+            if form != GINE.form and _names_in(form.format(s=total)) == names:
+                found.append((arguments, f"return {form.format(s=total)}", at, form, False))
     return _compiled(found)
 
 
@@ -160,7 +166,7 @@ def recognise(code: CodeType) -> Message | None:
     if code.co_flags & plain or code.co_freevars or code.co_cellvars or code.co_kwonlyargcount or code.co_argcount > 3:
         return None
     instructions, size = _instructions(code), len(code.co_code)
-    references = _references(code.co_names, code.co_argcount == 3)
+    references = (of for body in _GROUPS[code.co_argcount == 3] for of in _references(code.co_names, body))
     near = ((reference, what) for reference, what in references if abs(len(reference.co_code) - size) <= _PADDING)
     found = next((what for reference, what in near if _instructions(reference) == instructions), None)
     if found is None:
