@@ -299,16 +299,15 @@ class _Measured:
         edges = self.work.edges if cell.group in host_dgl.WORK else self.work.edge_index.shape[1]
         return {"output": step().detach().double().cpu(), "nodes": self.work.x.shape[0], "edges": edges}
 
-    def learn(self, in_pyg: bool) -> None:
-        timing.learn(self.steps[in_pyg])
-
-    def time(self, in_pyg: bool, warmup: int, seconds: float, cores: set[int] | None) -> float:
-        """Milliseconds a step, on certain ``cores`` of the host."""
+    def time(self, in_pyg: bool, warmup: int, seconds: float, cores: set[int] | None, learn: bool) -> float:
+        """Milliseconds a step, on certain ``cores`` of the host; ``learn``: what it calls has been switched, or never ran."""
         if cores:
             for thread in os.listdir("/proc/self/task"):
                 os.sched_setaffinity(int(thread), cores)
         for _ in range(warmup):
             self.steps[in_pyg]()
+        if learn:
+            timing.learn(self.steps[in_pyg])
         return block_ms(self.steps[in_pyg], self.device, seconds)
 
     def count(self, in_pyg: bool) -> tuple[int, float]:
@@ -345,9 +344,8 @@ def measure(cell: Cell, workers: dict[bool, Any], options: argparse.Namespace) -
         # same, others in each round.
         cores = {available[(PER_SIDE * nth + k) % len(available)] for k in range(PER_SIDE)} if available else None
         for side in sides if nth % 2 else sides[::-1]:
-            if nth == 0 or not options.apart:
-                workers[side.on].ask("learn", side.in_pyg)
-            times[side.name].append(workers[side.on].ask("time", side.in_pyg, options.warmup, options.seconds, cores))
+            how = options.warmup, options.seconds, cores, nth == 0 or not options.apart
+            times[side.name].append(workers[side.on].ask("time", side.in_pyg, *how))
     for side in sides:
         row |= timing.Sample.of(times[side.name]).columns(side.name) | {f"{side.name} fastest ms": min(times[side.name])}
     row["sides"] = " / ".join(side.name for side in sides)

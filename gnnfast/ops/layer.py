@@ -136,8 +136,9 @@ class Layer(torch.autograd.Function):
             to_bias = grad.sum(0) if need_bias else None
             to_root = grad.t().mm(x_dst) if need_root else None
             if to_x is not None and root is not None and ctx.square:
-                # In place, if nothing of it is recorded: the other copies it before.
-                to_x = torch.addmm(to_x, grad, root) if torch.is_grad_enabled() else to_x.addmm_(grad, root)
+                # In place, which saves a copy, if nothing of it is recorded and autocast has not made one of them another dtype.
+                plain = not torch.is_grad_enabled() and to_x.dtype is grad.dtype is root.dtype
+                to_x = to_x.addmm_(grad, root) if plain else torch.addmm(to_x, grad, root)
             to_dst = grad.mm(root) if need_dst else None
         return None, None, None, to_x, to_weight, to_bias, to_dst, to_root
 

@@ -14,7 +14,8 @@ op, backward = torch.ops.gnnfast.softmax_coo.default, torch.ops.gnnfast.softmax_
 
 SHAPES = {name: lambda make=make: (make()[0][1], make()[2]) for name, make in GRAPHS.items()}
 SHAPES["large groups, one after the other"] = lambda: (torch.arange(5).repeat_interleave(333), 5)
-SHAPES["half in one group"] = lambda: (torch.where(torch.arange(2000) % 2 == 0, torch.arange(2000) * 7 % 40, 11), 40)
+SHAPES["every other in one group"] = lambda: (torch.where(torch.arange(2000) % 2 == 0, torch.arange(2000) * 7 % 40, 11), 40)
+SHAPES["half in one group"] = lambda: (torch.where(rows(torch.arange(2000), (), torch.float32) > 0, 5, torch.arange(2000) % 40), 40)
 SHAPES["many groups"] = lambda: (torch.arange(0, 300_001, 7), 300_001)
 
 

@@ -48,6 +48,21 @@ def test_layers(name, first, device):
         assert f.dtype == e.dtype and (f - e).norm() < 3e-2 * max(float(e.norm()), 0.05 * largest)
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 16), (16, 64)])
+@pytest.mark.parametrize("aggr", ["mean", "sum"])
+def test_a_backward_pass_under_autocast(aggr, inputs, outputs, device):
+    edge_index, n, _ = GRAPHS["random"]()
+    layer, x, results = nn.SAGEConv(inputs, outputs, aggr=aggr).to(device), torch.randn(n, inputs, device=device), []
+    for on in (True, False):
+        (gnnfast.enable if on else gnnfast.disable)()
+        leaf = x.clone().requires_grad_()
+        out = layer(leaf, edge_index.to(device))
+        with torch.autocast(device.type, torch.bfloat16):
+            results.append(torch.autograd.grad(out.sin().sum(), (leaf, *layer.parameters())))
+    gnnfast.enable()
+    assert all(f.dtype == e.dtype and relative_error(f, e) < 3e-2 for f, e in zip(*results))
+
+
 @pytest.mark.parametrize("make", [nn.TransformerConv, nn.GATConv, nn.GATv2Conv])
 def test_few_digits_or_edge_features_are_pygs(make, device):
     edge_index, n, _ = GRAPHS["random"]()

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace gnnfast {
 
@@ -48,10 +49,11 @@ __device__ inline void raise_to(K* at, const K (&keys)[N]) {
   if constexpr (N == 1) {
     raise_to(at, keys[0]);
   } else {
-    constexpr int M = sizeof(uint4) / sizeof(K);
+    using V = std::conditional_t<sizeof(K) == 8, ulonglong2, uint4>;  // of whole keys
+    constexpr int M = sizeof(V) / sizeof(K);
 #pragma unroll
     for (int i = 0; i < N; i += M) {
-      const uint4 seen = __ldcg(reinterpret_cast<const uint4*>(at + i));
+      const V seen = __ldcg(reinterpret_cast<const V*>(at + i));
 #pragma unroll
       for (int j = 0; j < M; ++j) raise_to(at + i + j, keys[i + j], reinterpret_cast<const K*>(&seen)[j]);
     }
@@ -62,14 +64,17 @@ __device__ inline void raise_to(K* at, const K (&keys)[N]) {
 template <int N, class A>
 __device__ inline void atomic_add(A* p, const A (&v)[N]) {
 #if __CUDA_ARCH__ >= 900
-  if constexpr (N % 4 == 0 && sizeof(A) == 4) {
+  constexpr bool kFour = N % 4 == 0 && sizeof(A) == 4;
+#else
+  constexpr bool kFour = false;
+#endif
+  if constexpr (kFour) {
 #pragma unroll
     for (int i = 0; i < N; i += 4) atomicAdd(reinterpret_cast<float4*>(p + i), make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]));
-    return;
-  }
-#endif
+  } else {
 #pragma unroll
-  for (int i = 0; i < N; ++i) atomicAdd(p + i, v[i]);
+    for (int i = 0; i < N; ++i) atomicAdd(p + i, v[i]);
+  }
 }
 
 }  // namespace gnnfast

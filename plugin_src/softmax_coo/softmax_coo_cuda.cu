@@ -21,15 +21,17 @@ struct Groups {
   T* sum;                       // [num_groups, width]
 };
 
-// The group that a quarter of a warp's lanes or more have in common, of which some are tried.
+// The group that a quarter of a warp's lanes or more have in common. Four lanes are tried, at rows of both parities, as lists
+// may alternate between groups.
 struct Common {
   unsigned lanes = 0;  // that have it; 0 if there is none, or not each vector of features at every width-th lane
   int first, width;
 
   __device__ Common(int64_t group, int64_t width_) : width(static_cast<int>(width_)) {
-    if (__activemask() != kAllLanes || width_ > kWarp / 2 || (width_ & (width_ - 1)) != 0) return;
-    for (int lane = 0; lane < kWarp; lane += kWarp / 4) {
-      lanes = __ballot_sync(kAllLanes, group == __shfl_sync(kAllLanes, group, lane));
+    if (width_ > kWarp / 2 || (width_ & (width_ - 1)) != 0 || __activemask() != kAllLanes) return;
+    constexpr unsigned kTried = 0x1f140d00;  // lanes 0, 13, 20 and 31
+    for (int n = 0; n < 4; ++n) {
+      lanes = __ballot_sync(kAllLanes, group == __shfl_sync(kAllLanes, group, kTried >> 8 * n & 0xff));
       first = __ffs(lanes) - 1;
       if (__popc(lanes) >= max(kWarp / 4, 2 * width)) return;
     }
@@ -39,6 +41,7 @@ struct Common {
   // `v` over the rows of the group by `both`, at its first lanes; of others what it was. `none` is what changes nothing.
   template <int N, class V, class F>
   __device__ void reduce(V (&v)[N], V none, const F& both) const {
+    if (lanes == 0) return;
     const int lane = threadIdx.x % kWarp;
     const bool mine = lanes >> lane & 1;
 #pragma unroll
