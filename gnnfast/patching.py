@@ -13,7 +13,7 @@ import inspect
 import linecache
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -168,24 +168,34 @@ def is_dispatched(function: Any) -> bool:
     return isinstance(function, FunctionType) and function.__code__.co_filename.startswith(_FILE)
 
 
-def find_function(source: str, name: str) -> ast.FunctionDef:
-    """The last definition of a function at the top level of ``source``, or of a method ``Class.method``."""
+def find_function(source: str, name: str, line: int = 0) -> ast.FunctionDef:
+    """The definition of a function at the top level of ``source``, within an ``if`` there or not, or of a method ``Class.method``:
+    of several the one that begins at the ``line``, else the last."""
     body: list[ast.stmt] = ast.parse(source).body
     *classes, function = name.split(".")
     for cls in classes:
         body = [statement for n in body if isinstance(n, ast.ClassDef) and n.name == cls for statement in n.body]
-    found = [n for n in body if isinstance(n, ast.FunctionDef) and n.name == function]
+    found = [n for n in _statements(body) if isinstance(n, ast.FunctionDef) and n.name == function]
     if not found:
         raise Unknown(f"{name} is not defined there")
-    return found[-1]
+    return next((n for n in found if _begin(n) == line), found[-1])
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        yield from _statements([*statement.body, *statement.orelse]) if isinstance(statement, ast.If) else (statement,)
+
+
+def _begin(node: ast.FunctionDef) -> int:
+    return min([node.lineno, *(d.lineno for d in node.decorator_list)])
 
 
 @functools.lru_cache(maxsize=256)
-def fingerprint(source: str, name: str) -> str:
-    """A short hash of a function's source lines, without indentation and blank lines."""
-    node = find_function(source, name)
-    lines = (line.strip() for line in source.splitlines()[node.lineno - 1 : node.end_lineno])
-    return hashlib.sha256("\n".join(line for line in lines if line).encode()).hexdigest()[:12]
+def fingerprint(source: str, name: str, line: int = 0) -> str:
+    """A short hash of a function's source lines, without indentation and blank lines; ``line`` as in :func:`find_function`."""
+    node = find_function(source, name, line)
+    lines = (text.strip() for text in source.splitlines()[node.lineno - 1 : node.end_lineno])
+    return hashlib.sha256("\n".join(text for text in lines if text).encode()).hexdigest()[:12]
 
 
 # The code that a function got when it was patched before, and the one that it had: switching off and on need not compile again.
@@ -206,7 +216,7 @@ def _inject(source: str, function: FunctionType, block: str, expression: tuple[s
 def _compile(source: str, function: FunctionType, block: str, expression: tuple[str, str] | None) -> CodeType:
     """The code of a function with a block before its first statement, and an expression in place of another. Its lines keep their
     numbers, by which TorchScript knows the overloads of a method, and are shown as they were."""
-    node: ast.stmt = find_function(source, function.__qualname__)
+    node: ast.stmt = find_function(source, function.__qualname__, function.__code__.co_firstlineno)
     if expression is not None:
         replace = _Replace(*expression)
         node = replace.visit(node)
@@ -219,7 +229,7 @@ def _compile(source: str, function: FunctionType, block: str, expression: tuple[
             ast.copy_location(inner, node.body[at])
     node.body[at:at] = added
     file = f"{_FILE}{function.__module__}.{function.__qualname__}>"
-    begin = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+    begin = _begin(node)
     text = ["\n"] * (begin - 1) + source.splitlines(keepends=True)[begin - 1 : node.end_lineno]
     linecache.cache[file] = (sum(map(len, text)), None, text, file)
     defining = compile(ast.Module([node], []), file, "exec", dont_inherit=True)

@@ -158,7 +158,7 @@ def _guard(name: str, action: Callable[[], None]) -> None:
 def _install_function(module: ModuleType, patch: Patch, patches: Patches, make_traced: Any) -> None:
     function = inspect.unwrap(operator.attrgetter(patch.name)(module))
     source = Path(inspect.getfile(module)).read_text()
-    found = fingerprint(source, patch.name)
+    found = fingerprint(source, patch.name, function.__code__.co_firstlineno)
     if found not in patch.known:
         raise Unknown(f"{patch.name} has fingerprint {found}, which is not a known one")
     original = patches.original(function)
