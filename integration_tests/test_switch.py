@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import gnnfast
+from gnnfast.patching import Patches, Unknown, fingerprint
 
 has_pyg = pytest.mark.skipif(not __import__("importlib.util").util.find_spec("torch_geometric"), reason="PyG is not installed")
 has_dgl = pytest.mark.skipif(not __import__("importlib.util").util.find_spec("dgl"), reason="DGL is not installed")
@@ -108,6 +109,7 @@ codes = [f.__code__ for f in holders]
 names = [set(f.__globals__) for f in holders]
 attributes = {k: v for k, v in vars(nn.SAGEConv).items()}
 import gnnfast
+from gnnfast.patching import Patches, Unknown, fingerprint
 class Later(nn.MessagePassing):
     def forward(self, x, e): return self.propagate(e, x=x)
 assert all(f.__code__ is not c for f, c in zip(holders, codes)) and mp.module_from_template is not template
@@ -134,6 +136,7 @@ assert all(f.__code__ is c for f, c in zip(holders, codes))
 def test_disable_restores_dgl(bridge, run_python):
     code = """
 import gnnfast
+from gnnfast.patching import Patches, Unknown, fingerprint
 gnnfast.disable()
 import os, sys, dgl
 modules = {n: m for n, m in sys.modules.items() if n.startswith('dgl') and 'graphbolt' not in n}
@@ -320,6 +323,7 @@ def test_unknown_pyg_is_left_alone(run_python):
     out = run_python(
         """
 import gnnfast
+from gnnfast.patching import Patches, Unknown, fingerprint
 from gnnfast.pyg import install
 install.TEMPLATES['propagate.jinja'] = ('0' * 12,)
 install.PATCHES = tuple(install.dataclasses.replace(p, known=('0' * 12,)) for p in install.PATCHES)
@@ -408,3 +412,40 @@ def test_settings_go_along_into_backward_passes():
         of_another.start(), of_another.join()
         assert other == ["auto"]
     assert backward()[0] == settings().kernel == "auto"
+
+
+WITHIN_AN_IF = """\
+import sys
+
+if sys.maxsize > 0:
+
+    def twice(x):
+        return 2 * x
+
+    def both(x):
+        return twice(x)
+
+else:
+
+    def twice(x):
+        return x + x + 0
+"""
+
+
+@pytest.mark.parametrize(("condition", "body"), [("sys.maxsize > 0", "2 * x"), ("sys.maxsize < 0", "x + x + 0")])
+def test_a_function_that_is_defined_within_an_if(condition, body, tmp_path, monkeypatch):
+    """As PyG 2.6 has its scatter: the one that was defined is the one that is known and patched."""
+    source = WITHIN_AN_IF.replace("sys.maxsize > 0", condition)
+    (tmp_path / "within_an_if.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "within_an_if", raising=False)
+    twice, patches = importlib.import_module("within_an_if").twice, Patches()
+    code = twice.__code__
+    alone = f"def twice(x):\n    return {body}\n"
+    assert fingerprint(source, "twice", code.co_firstlineno) == fingerprint(alone, "twice")
+    patches.add_dispatch(twice, source, lambda x: -1 if x == 7 else NotImplemented)
+    assert twice(7) == -1 and twice(3) == 6 and inspect.getsourcelines(twice)[1] == code.co_firstlineno
+    patches.restore()
+    assert twice.__code__ is code and twice(7) == 14
+    with pytest.raises(Unknown, match="thrice is not defined there"):
+        fingerprint(source, "thrice")
