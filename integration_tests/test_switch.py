@@ -109,7 +109,6 @@ codes = [f.__code__ for f in holders]
 names = [set(f.__globals__) for f in holders]
 attributes = {k: v for k, v in vars(nn.SAGEConv).items()}
 import gnnfast
-from gnnfast.patching import Patches, Unknown, fingerprint
 class Later(nn.MessagePassing):
     def forward(self, x, e): return self.propagate(e, x=x)
 assert all(f.__code__ is not c for f, c in zip(holders, codes)) and mp.module_from_template is not template
@@ -136,7 +135,6 @@ assert all(f.__code__ is c for f, c in zip(holders, codes))
 def test_disable_restores_dgl(bridge, run_python):
     code = """
 import gnnfast
-from gnnfast.patching import Patches, Unknown, fingerprint
 gnnfast.disable()
 import os, sys, dgl
 modules = {n: m for n, m in sys.modules.items() if n.startswith('dgl') and 'graphbolt' not in n}
@@ -323,7 +321,6 @@ def test_unknown_pyg_is_left_alone(run_python):
     out = run_python(
         """
 import gnnfast
-from gnnfast.patching import Patches, Unknown, fingerprint
 from gnnfast.pyg import install
 install.TEMPLATES['propagate.jinja'] = ('0' * 12,)
 install.PATCHES = tuple(install.dataclasses.replace(p, known=('0' * 12,)) for p in install.PATCHES)

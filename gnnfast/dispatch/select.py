@@ -127,8 +127,8 @@ ON_GPU = frozenset(where for where in SMALL if not where.endswith("cpu"))
 # Bytes of messages and rows of nodes up to which, in training on a GPU, a mean within a layer that is not normalised is as fast as
 # PyG writes it: kernels are fewer launches, but their gradients are Python (SAGEConv on 32 to 1,024 molecules, 128 samples: 0.92 to
 # 1.03 of PyG; by torch's operations alone, 0.90 to 1.08). Above, up to what is left without a gradient, it is where the
-# graph is new; a sum up to SMALL (GraphConv 0.83 to 0.91, left alone 0.94 to 0.98). SAGEConv over new samples, 62 MB of messages:
-# 1.02 to 1.09 of PyG for 0.94 to 1.02 of what is left, and 0.98 to 2.6 ms of the device for 1.45 to 3.2.
+# graph is new; a sum up to SMALL (GraphConv 0.83 to 0.91, left alone 0.94 to 0.98). SAGEConv over three new graphs, 62 MB of
+# messages: 0.97 to 1.09 of PyG for 0.94 to 1.02 of what is left, and 0.98 to 2.6 ms of the device for 1.45 to 3.2.
 FEW_BYTES = 1 << 24
 
 

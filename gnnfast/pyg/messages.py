@@ -10,7 +10,6 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
-import itertools
 import re
 from collections.abc import Sequence
 from types import CodeType, FunctionType, ModuleType
@@ -109,29 +108,30 @@ def _instructions(code: CodeType) -> _Instructions:
 _Reference = tuple[CodeType, tuple[int, int | None, str, bool]]
 
 
-# The bodies of reference functions without a weight, with one, and of those with a ReLU.
-_GROUPS = {False: ("return x",), True: (*_BODIES, "return relu")}
+@functools.cache
+def _references(names: tuple[str, ...], body: str | None) -> list[_Reference]:
+    """The reference functions with a weight that look up these names, products in a ``body`` or, with ``None``, ReLUs of sums:
+    code, and position of x, position of w, form, optional. A few of some hundred, whose compilation takes longer than all else that
+    is asked of a class."""
+    if body is None:
+        expressions = [(form.format(s=total), form) for form in RELU_FORMS if form != GINE.form for total in ("x + w", "w + x")]
+    else:
+        expressions = [(product, form) for w, form in _FORMS.items() for product in (f"{w} * x", f"x * {w}")]
+    body, optional = body or "return {p}", body is not None and _BODIES[body]
+    return _compiled(
+        [
+            (arguments, body.format(p=expression), arguments.split(", ").index("w") + 1, form, optional)
+            for arguments in ("x, w", "w, x")
+            for expression, form in expressions
+            if _names_in(expression) == names
+        ]
+    )
 
 
 @functools.cache
-def _references(names: tuple[str, ...], body: str) -> list[_Reference]:
-    """The reference functions with such a body that look up these names: code, and position of x, position of w, form, optional. A
-    few of some hundred, whose compilation takes longer than all else that is asked of a class."""
-    if body in _GROUPS[False]:
-        return _compiled([("x", body, None, "plain", False)])
-    orders, found = ("x, w", "w, x"), []
-    for arguments in orders:
-        at = arguments.split(", ").index("w") + 1
-        if body in _BODIES:
-            for expression, form in _FORMS.items():
-                if _names_in(expression) == names:
-                    products = f"{expression} * x", f"x * {expression}"
-                    found += [(arguments, body.format(p=product), at, form, _BODIES[body]) for product in products]
-            continue
-        for form, total in itertools.product(RELU_FORMS, ("x + w", "w + x")):
-            if form != GINE.form and _names_in(form.format(s=total)) == names:
-                found.append((arguments, f"return {form.format(s=total)}", at, form, False))
-    return _compiled(found)
+def _unweighted() -> list[_Reference]:
+    """That without a weight."""
+    return _compiled([("x", "return x", None, "plain", False)])
 
 
 _NAME = re.compile(r"\b(?!(?:x|w|None)\b)[A-Za-z]\w*")
@@ -166,7 +166,8 @@ def recognise(code: CodeType) -> Message | None:
     if code.co_flags & plain or code.co_freevars or code.co_cellvars or code.co_kwonlyargcount or code.co_argcount > 3:
         return None
     instructions, size = _instructions(code), len(code.co_code)
-    references = (of for body in _GROUPS[code.co_argcount == 3] for of in _references(code.co_names, body))
+    weighted = (of for body in (*_BODIES, None) for of in _references(code.co_names, body))
+    references = weighted if code.co_argcount == 3 else _unweighted()
     near = ((reference, what) for reference, what in references if abs(len(reference.co_code) - size) <= _PADDING)
     found = next((what for reference, what in near if _instructions(reference) == instructions), None)
     if found is None:

@@ -46,9 +46,9 @@ __global__ void __launch_bounds__(kBlock) keys_kernel(const ConvertArgs p, int s
   }
 }
 
-// From the sorted rows: where each row begins, and the edges in that order. A row looks for its first edge: the edges tell
-// their rows in fewer steps, but where many rows follow each other that have none, as nodes of the last hop do, one thread for
-// all.
+// From the sorted rows: where each row begins, and the edges in that order. Each row searches for its first edge. Edges would
+// tell where rows begin in fewer steps, but one thread for all rows without an edge that follow each other, as the nodes of a
+// last hop do.
 template <class I>
 __global__ void __launch_bounds__(kBlock) fill_kernel(const ConvertArgs p) {
   const Side& side = p.of[blockIdx.y];
