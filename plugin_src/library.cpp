@@ -76,6 +76,7 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   // head_dots/head_dots.h
   m.def("head_dots(Tensor x, Tensor a, int heads) -> Tensor");
   m.def("head_dots_backward(Tensor x, Tensor a, Tensor grad, int heads, bool need_x) -> (Tensor, Tensor)");
+  m.def("column_sums(Tensor x) -> Tensor");
   // attention/attention.h
   m.def("attention(" GNNFAST_GRAPH
         ", Tensor dst, Tensor src, Tensor x, float slope, float dropout, Tensor? seed, bool train) -> (Tensor, Tensor)");

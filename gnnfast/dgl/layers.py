@@ -26,6 +26,7 @@ from gnnfast.cache import cache
 from gnnfast.dgl.backend import unsupported_operands
 from gnnfast.dgl.structure import ends, known, starves, structure
 from gnnfast.dispatch import execute
+from gnnfast.dispatch.bias import biased
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.reporting import ran
 from gnnfast.unsupported import Unsupported
@@ -309,7 +310,7 @@ def _graph_conv(module: Any, graph: Any, place: str, feat: Any, weight: Any, edg
         over = torch.matmul(x, weight) if weight is not None and first else x
         out = execute.aggregate(whole, over, of_edges, reduce, place=place, training=module.training, owner=module)
         out = torch.matmul(out, weight) if weight is not None and not first else out
-        out = out if bias is None else out + bias
+        out = out if bias is None else biased(out, bias)
     known(gidx).calls += 1
     return out if module._activation is None else module._activation(out)
 

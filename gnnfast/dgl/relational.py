@@ -19,6 +19,7 @@ from torch import Tensor
 from gnnfast import guards
 from gnnfast.dgl.layers import check_graph, dispatcher, is_plain
 from gnnfast.dgl.structure import ends, sized
+from gnnfast.dispatch.bias import biased
 from gnnfast.dispatch.execute import aggregate, dot_attention
 from gnnfast.dispatch.relations import (
     Kept,
@@ -90,7 +91,7 @@ def _rel_graph_conv(module: Any, graph: Any, place: str, feat: Any, etypes: Any,
     if module.layer_norm:
         out = module.layer_norm_weight(out)
     if module.bias:
-        out = out + module.h_bias
+        out = biased(out, module.h_bias)
     if module.self_loop:
         out = out + feat[: of.num_dst] @ module.loop_weight
     if module.activation:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnfast.ops.bias import column_sums
 from gnnfast.ops.spmm import SPMM, apply_of, below_autograd, run
 from gnnfast.ops.spmm_sparse_features import PRODUCT
 from gnnfast.types import REDUCTIONS, Matrix, split
@@ -133,7 +134,7 @@ class Layer(torch.autograd.Function):
             if need_weight and grad is not None:
                 to_weight = grad.t().mm(multiplied)
         if grad is not None:
-            to_bias = grad.sum(0) if need_bias else None
+            to_bias = column_sums(grad) if need_bias else None
             to_root = grad.t().mm(x_dst) if need_root else None
             if to_x is not None and root is not None and ctx.square:
                 # In place, which saves a copy, if nothing of it is recorded and autocast has not made one of them another dtype.

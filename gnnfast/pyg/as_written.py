@@ -35,7 +35,7 @@ def as_written(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], 
         return NotImplemented
     if type(size) not in (type(None), tuple, list) or _function_modes():  # the latter would see other calls than PyG's
         return NotImplemented
-    steps = rule_of(module, edge_index.is_cuda, torch.is_grad_enabled())
+    steps = rule_of(module)
     if steps is None:
         return NotImplemented
     found = _compiled.get(id(steps))
@@ -131,11 +131,9 @@ def _source(steps: Steps) -> str:
     return "".join((*lines, _END.format(message=message, update=update, reduce=steps.reduce)))
 
 
-def rule_of(module: Any, on_cuda: bool, training: bool) -> Steps | None:
-    """The steps of a module, if these and one reduction are all that runs, and what PyG does around them takes longer than to be
-    sure of that, as it does not beside a GPU's maximum with a gradient."""
-    reduce = reduction_of(module)
-    if reduce is None or (on_cuda and training and reduce in EXTREMA):
+def rule_of(module: Any) -> Steps | None:
+    """The steps of a module, if these and one reduction are all that runs."""
+    if reduction_of(module) is None:
         return None
     try:
         steps = check_steps(module)

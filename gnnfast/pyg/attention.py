@@ -16,6 +16,7 @@ from gnnfast import guards
 from gnnfast.cache import Sightings, cache
 from gnnfast.config import settings
 from gnnfast.dispatch import execute
+from gnnfast.dispatch.bias import biased
 from gnnfast.dispatch.execute import Narrow, softmax
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.graph.checks import saved_tensors_are_watched
@@ -535,7 +536,7 @@ def finish(module: Any, out: Tensor, res: Tensor | None, fused: bool) -> Tensor:
     out = _of_heads(module, out, fused and res is None and module.bias is None)
     if res is not None:
         out = out + res
-    return out if module.bias is None else out + module.bias
+    return out if module.bias is None else biased(out, module.bias)
 
 
 def _is_plain(t: Any, shape: tuple[int, int], like: Tensor) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gnnfast import guards
 from gnnfast.cache import is_constant
+from gnnfast.dispatch.bias import biased
 from gnnfast.dispatch.calls import scatter
 from gnnfast.dispatch.execute import aggregate
 from gnnfast.dispatch.relations import kept_with_edges
@@ -38,8 +39,6 @@ def make_hypergraph_conv(original: FunctionType) -> Callable[..., Any]:
         if module.__dict__.get("use_attention", True):
             return NotImplemented  # propagate() says how it runs
         few = _are_few(module, x, edge_index, weight)
-        if few and edge_index.is_cuda and torch.is_grad_enabled():
-            return NotImplemented  # two gradients in Python take longer than PyG's operations
         place = f"pyg {type(module).__name__}"
         try:
             _check(known, module, x, edge_index, weight)
@@ -58,17 +57,27 @@ def make_hypergraph_conv(original: FunctionType) -> Callable[..., Any]:
         if few:
             if x.is_cuda:
                 ids.watch(edge_index)
-            ran(place, "gas sum", listed.WHY)
             nodes, edges = edge_index.unbind()
             needs_grad = torch.is_grad_enabled() and x.requires_grad
-            out = scatter(edges, nodes, of_edges, x, num_edges, "sum", needs_grad)
-            out = scatter(nodes, edges, of_nodes, out, num_nodes, "sum", needs_grad)
+            if needs_grad and x.is_cuda:  # two gradients in Python take longer than torch's operations
+                ran(place, "PyG's own", "too small to gain from a graph that is new: its operations alone")
+                out = _add(edges, nodes, of_edges, x, num_edges)
+                out = _add(nodes, edges, of_nodes, out, num_nodes)
+            else:
+                ran(place, "gas sum", listed.WHY)
+                out = scatter(edges, nodes, of_edges, x, num_edges, "sum", needs_grad)
+                out = scatter(nodes, edges, of_nodes, out, num_nodes, "sum", needs_grad)
         else:
             out = aggregate(graph, x, of_edges, "sum", place=place, training=module.training)
             out = aggregate(graph.reverse(), out, of_nodes, "sum", place=place, training=module.training)
-        return out if module.bias is None else out + module.bias
+        return out if module.bias is None else biased(out, module.bias)
 
     return hypergraph_conv
+
+
+def _add(row: Tensor, column: Tensor, weight: Tensor, x: Tensor, num_rows: int) -> Tensor:
+    messages = x.index_select(0, column) * weight.unsqueeze(1)
+    return x.new_zeros(num_rows, x.shape[1]).index_add_(0, row, messages)
 
 
 def _check(known: Any, module: Any, x: Any, edge_index: Any, weight: Any) -> None:
@@ -121,6 +130,9 @@ def _coefficients(edge_index: Tensor, end: int, weight: Any, num_groups: int, dt
         needs_grad = weights is not None and weights.requires_grad
         if index.is_cpu and dtype in REORDERED and not needs_grad:
             return torch.ops.gnnfast.inverse_sums.default(index, weights, num_groups, dtype)  # type: ignore[no-any-return]
+        if weights is None and dtype in REORDERED:  # a group without members is looked up by none
+            counts = torch.ops.gnnfast.degrees.default(index, num_groups, dtype)
+            return counts.reciprocal_().index_select(0, index)  # type: ignore[no-any-return]
         weights = torch.ones(index.shape, dtype=dtype, device=index.device) if weights is None else weights
         inverse = weights.new_zeros(num_groups).scatter_add_(0, index, weights).reciprocal()
         return inverse.masked_fill(inverse == float("inf"), 0).index_select(0, index)

@@ -20,7 +20,7 @@ from gnnfast.pyg.attention import make_gat_conv, make_gatv2_conv, make_transform
 from gnnfast.pyg.coefficients import make_agnn_conv, make_fa_conv
 from gnnfast.pyg.general import make_scatter
 from gnnfast.pyg.hypergraph import make_hypergraph_conv
-from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG, make_gin_conv, make_gine_conv, make_layer, product
+from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG, make_gin_conv, make_gine_conv, make_layer, product, through
 from gnnfast.pyg.loops import flipped, make_add_self_loops, make_remove_self_loops, make_side_by_side
 from gnnfast.pyg.negative_sampling import make_negative_sampling, make_sample
 from gnnfast.pyg.norm import make_gcn_norm, make_laplacian, make_normalising
@@ -67,7 +67,13 @@ PATCHES = (
     Patch("torch_geometric.nn.conv.agnn_conv", "AGNNConv.forward", ("b51586782809",), make_agnn_conv),
     Patch("torch_geometric.nn.conv.fa_conv", "FAConv.forward", ("9270252c59a1", "e1c5a80469ec"), make_fa_conv),
     Patch("torch_geometric.nn.conv.gin_conv", "GINConv.forward", ("23e50bb1714e",), make_gin_conv),
-    Patch("torch_geometric.nn.conv.gin_conv", "GINEConv.forward", ("8ccc1723b4a8",), make_gine_conv),
+    Patch(
+        "torch_geometric.nn.conv.gin_conv",
+        "GINEConv.forward",
+        ("8ccc1723b4a8",),
+        make_gine_conv,
+        ("self.nn(out)", "self.nn, out", through),
+    ),
     Patch("torch_geometric.nn.conv.graph_conv", "GraphConv.forward", ("a5a154f3a5b6",), make_layer(GRAPH)),
     Patch("torch_geometric.nn.conv.pna_conv", "PNAConv.forward", ("cb44563fb49f",), make_pna_conv),
     Patch("torch_geometric.nn.conv.rgat_conv", "RGATConv.forward", ("2ebd0da8a8d7", "c1b0cd38fa87"), make_rgat_conv),

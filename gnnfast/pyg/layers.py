@@ -20,6 +20,8 @@ from torch.nn import functional
 from gnnfast import features, guards
 from gnnfast.cache import Sightings
 from gnnfast.config import settings
+from gnnfast.dispatch.bias import FEWEST_ROWS, biased
+from gnnfast.dispatch.bias import linear as linear_of
 from gnnfast.dispatch.execute import Linear, aggregate, linear_layer
 from gnnfast.dispatch.select import FEW_BYTES, Layer, cannot_win, linear_first, saves_little
 from gnnfast.graph.checks import saved_tensors_are_watched
@@ -32,7 +34,7 @@ from gnnfast.pyg.known import is_linear
 from gnnfast.pyg.messages import GINE
 from gnnfast.pyg.norm import make_normalising, normalised, sharing
 from gnnfast.pyg.small import are_few, bounds, is_new, is_new_and_tiny, most_ids, of_sums, remember
-from gnnfast.pyg.verdict import CALLED, check_module, module_hooks, reduction_of, served, watch_of
+from gnnfast.pyg.verdict import CALLED, check_module, global_hooks, is_plain, module_hooks, reduction_of, served, watch_of
 from gnnfast.reporting import fell_back, ran
 from gnnfast.stream import is_capturing
 from gnnfast.types import FEATURE_DTYPES, LINEAR, REORDERED
@@ -399,7 +401,7 @@ def _in_parts(module: Any, call: _Call, kwargs: dict[str, Any], weighted: bool, 
             out = module.propagate(call.edge_index, x=(out, _placeholder(call.x_dst)) if pair else out, **kwargs)
     finally:
         running.graph = None
-    out = out if call.bias is None else out + call.bias
+    out = out if call.bias is None else biased(out, call.bias)
     return out if call.root is None else out + call.root(call.x_dst)
 
 
@@ -412,12 +414,23 @@ def product(x: Any, module: Any, linear: type) -> Any:
     if few and type(module) is linear and "weight" not in own and "bias" not in own:
         parameters = own["_parameters"]
         try:
-            return functional.linear(x, parameters["weight"], parameters["bias"])
+            return linear_of(x, parameters["weight"], parameters["bias"])
         except KeyError:  # somebody has parametrised them
             pass
     weight, bias = module.weight, module.bias
     out = None if few else _multiplied(x, weight, bias, module)
-    return functional.linear(x, weight, bias) if out is None else out
+    return linear_of(x, weight, bias) if out is None else out
+
+
+def through(nn: Any, x: Any) -> Any:
+    """``nn(x)``, its linear layers with many rows on a GPU as :func:`gnnfast.dispatch.bias.linear` has them."""
+    if type(x) is not Tensor or not (x.is_cuda and torch.is_grad_enabled() and x.shape[0] >= FEWEST_ROWS) or any(global_hooks):
+        return nn(x)
+    if type(nn) is torch.nn.Sequential and is_plain(nn):
+        for part in nn._modules.values():
+            x = through(part, x)
+        return x
+    return linear_of(x, nn.weight, nn.bias) if is_product(nn) else nn(x)
 
 
 def _multiplied(x: Any, weight: Any, bias: Any, module: Any) -> Tensor | None:
@@ -435,7 +448,7 @@ def _multiplied(x: Any, weight: Any, bias: Any, module: Any) -> Tensor | None:
     if bias is not None and x.element_size() == 2 and x.layout is _STRIDED:
         return None  # a bias added to rounded products rounds twice
     out = _product(x, weight, module, "pyg Linear")
-    return out if out is None or bias is None else out + bias
+    return out if out is None or bias is None else biased(out, bias)
 
 
 def make_gin_conv(original: FunctionType) -> Callable[..., Any]:
@@ -519,7 +532,7 @@ def _gin(known: Any, module: Any, x: Tensor, edge_index: Any, edge_attr: Tensor 
             out = out.addcmul_(x, 1 + eps) if verdict.reduce in LINEAR else torch.addcmul(out, x, 1 + eps)  # a maximum is kept
     except (Unsupported, IndexError, ValueError):  # PyG raises its own
         return NotImplemented
-    return module.nn(out)
+    return through(module.nn, out)
 
 
 _met = Sightings()

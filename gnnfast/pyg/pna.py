@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from gnnfast import guards
 from gnnfast.config import settings
 from gnnfast.dispatch import edges
+from gnnfast.dispatch.bias import linear
 from gnnfast.dispatch.several import degrees, log_degrees, reduce_messages, reduce_shifted
 from gnnfast.graph import Graph
 from gnnfast.graph.formats import BY_SRC

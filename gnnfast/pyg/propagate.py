@@ -147,7 +147,7 @@ def _keep_quiet(module: Any, edge_index: Any, kwargs: dict[str, Any], reason: st
     few, key = general.Few.of(module, edge_index.is_cuda), id(module)
     if few.holds(module, edge_index, kwargs):
         forget = weakref.ref(module, lambda _: _quiet.pop(key, None))
-        plain = rule_of(module, edge_index.is_cuda, False) is not None
+        plain = rule_of(module) is not None
         _quiet[key] = _Quiet(forget, few, edge_index.is_cuda, f"pyg {type(module).__name__}", reason, plain)
 
 

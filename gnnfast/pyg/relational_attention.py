@@ -17,6 +17,7 @@ from torch import Tensor
 from gnnfast import guards
 from gnnfast.config import settings
 from gnnfast.dispatch import edges
+from gnnfast.dispatch.bias import biased
 from gnnfast.dispatch.execute import aggregate, softmax
 from gnnfast.dispatch.relations import Kept, Rows, are_filled, check_bounds, filled, kept_with_edges, listed
 from gnnfast.dispatch.select import cannot_win
@@ -74,7 +75,7 @@ def make_rgat_conv(original: FunctionType) -> Callable[..., Any]:
             degree = module.activation(_degree(attended.onto, alpha) @ module.l1 + module.b1)
             out = out * (degree @ module.l2 + module.b2).unsqueeze(1)
         out = out.flatten(1) if module.concat is True else out.mean(dim=1)
-        out = out if module.bias is None else out + module.bias
+        out = out if module.bias is None else biased(out, module.bias)
         return (out, (edge_index, alpha)) if isinstance(asked, bool) else out
 
     return rgat_conv

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gnnfast import guards
 from gnnfast.config import settings
+from gnnfast.dispatch.bias import biased
 from gnnfast.dispatch.execute import aggregate
 from gnnfast.dispatch.relations import Relations, check_bounds, filled, has_all_rows, kept_with_edges, multiplied
 from gnnfast.graph.checks import MOST_EDGES, MOST_NODES
@@ -38,23 +39,27 @@ def make_rgcn_conv(original: FunctionType) -> Callable[..., Any]:
 
     def rgcn_conv(module: Any, x: Any, edge_index: Any, edge_type: Any) -> Any:
         place, training = f"pyg {type(module).__name__}", module.training
-        if fast and _is_new_and_few(module, edge_index):  # propagate() says so
-            return NotImplemented
+        few = fast and _is_new_and_few(module, edge_index)
         try:
             reduce = _reduction(known, fast, module)
             x_src, x_dst = x if type(x) is tuple and len(x) == 2 and x[1] is not None else (x, x)
             _check_operands(module, fast, x_src, x_dst, edge_index, edge_type)
-            relations = _relations_of(module, fast, x_src, x_dst, edge_index, edge_type)
+            if few and (module.num_blocks is not None or x_src is None or not x_src.is_floating_point()):
+                return NotImplemented  # propagate() says so
+            relations = None if few else _relations_of(module, fast, x_src, x_dst, edge_index, edge_type)
         except Unsupported as error:
             ran(place, "in parts", str(error))  # which say themselves how they ran
             return NotImplemented
         weight, numbered = _weight_of(module), x_src is None or not x_src.is_floating_point()
+        if fast:
+            module.fuse = False  # as PyG's own leaves it
+        if relations is None:
+            ran(place, "PyG's own", "too small to gain from a graph that is new: its operations alone")
+            return _finish(module, _add_edges(weight, x_src, x_dst, edge_index, edge_type, reduce), x_dst)
         of_nodes = weight.reshape(-1, module.out_channels) if numbered else x_src
         rows = aggregate(relations.into, of_nodes, None, reduce, place=place, ties="scatter", training=training, copies=True)
         # In which RGCNConv sums over relations.
         dtype = rows.dtype if fast else torch.promote_types(rows.dtype, torch.get_default_dtype())
-        if fast:
-            module.fuse = False  # as PyG's own leaves it
         if noted and module.num_blocks is None and _NOTED not in module.__dict__ and _asks_pyg_lib():
             setattr(module, _NOTED, False)
         if not numbered:
@@ -63,19 +68,38 @@ def make_rgcn_conv(original: FunctionType) -> Callable[..., Any]:
             out = rows.view(-1, module.num_relations, rows.shape[1]).sum(1).to(dtype)
         else:
             out = aggregate(relations.onto, rows.to(dtype), None, "sum", place=place, training=training)
-        if module.root is not None:
-            nodes = torch.arange(module.in_channels_l, device=out.device) if x_dst is None else x_dst
-            out = out + (nodes @ module.root if nodes.is_floating_point() else module.root[nodes])
-        return out if module.bias is None else out + module.bias
+        return _finish(module, out, x_dst)
 
     return rgcn_conv
+
+
+def _finish(module: Any, out: Tensor, x_dst: Any) -> Tensor:
+    if module.root is not None:
+        nodes = torch.arange(module.in_channels_l, device=out.device) if x_dst is None else x_dst
+        out = out + (nodes @ module.root if nodes.is_floating_point() else module.root[nodes])
+    return out if module.bias is None else biased(out, module.bias)
+
+
+def _add_edges(weight: Tensor, x_src: Tensor, x_dst: Tensor, edge_index: Tensor, edge_type: Tensor, reduce: str) -> Tensor:
+    """FastRGCNConv's sum or mean as PyG writes it, a matrix for each edge, but for how edges of a type are counted."""
+    (src, dst), nodes = edge_index.unbind(), x_dst.shape[0]
+    messages = torch.bmm(x_src.index_select(0, src).unsqueeze(1), weight[edge_type]).squeeze(1)
+    if reduce == "mean":
+        of_type = torch.add(edge_type, dst, alpha=weight.shape[0])
+        counts = torch.ops.gnnfast.degrees.default(of_type, nodes * weight.shape[0], weight.dtype)
+        messages = messages * counts.index_select(0, of_type).reciprocal_().unsqueeze(1)
+    return messages.new_zeros(nodes, weight.shape[2]).index_add_(0, dst, messages)
 
 
 def _is_new_and_few(module: Any, edge_index: Any) -> bool:
     """Whether FastRGCNConv meets a new graph on a GPU, and makes few bytes of matrices for its edges."""
     if type(edge_index) is not Tensor or not edge_index.is_cuda or edge_index.dim() != 2:
         return False
-    row_bytes = module.in_channels_l * module.out_channels * module.weight.element_size()
+    own = module.__dict__  # at once: this is asked where ten lines of Python count
+    weight = own["_parameters"].get("weight")
+    if weight is None:  # somebody has parametrised it
+        return False
+    row_bytes = own["in_channels_l"] * own["out_channels"] * weight.element_size()
     return is_new_and_few(edge_index, row_bytes, module, "cuda")
 
 

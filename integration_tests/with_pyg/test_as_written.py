@@ -88,7 +88,7 @@ def test_user_layers(device, written, graph, aggr):
 
     x, attr = torch.randn(n, F, device=device), torch.randn(edge_index.shape[1], 1, device=device)
     agrees(Written(), x, edge_index.to(device), attr)
-    assert ("Written" in written) == (device.type == "cpu" or aggr in ("sum", "mean"))
+    assert "Written" in written
 
 
 @pytest.mark.parametrize("graph", ["random", "no_edges", "isolated", "hub"])

@@ -472,3 +472,64 @@ def test_parameters_of_a_functional_call():
     loss = lambda given: torch.func.functional_call(lin, given, x).square().sum()  # noqa: E731
     found, wanted = torch.func.grad(loss)(given), without(lambda: torch.func.grad(loss)(given))
     assert all(torch.equal(found[name], wanted[name]) for name in given)
+
+
+BIASED = {
+    "GCN": lambda: nn.GCNConv(F, 6),
+    "SAGE": lambda: nn.SAGEConv(F, 6),
+    "GAT": lambda: nn.GATConv(F, 3, heads=2),
+    "GATv2": lambda: nn.GATv2Conv(F, 3, heads=2),
+    "Transformer": lambda: nn.TransformerConv(F, 3, heads=2),
+    "GIN": lambda: nn.GINConv(torch.nn.Sequential(torch.nn.Linear(F, 7), torch.nn.ReLU(), nn.Linear(7, 6))),
+    "PNA": lambda: nn.PNAConv(F, 6, ["mean", "max", "std"], ["identity", "amplification"], torch.arange(9)),
+    "ResGated": lambda: nn.ResGatedGraphConv(F, 6),
+    "Hypergraph": lambda: nn.HypergraphConv(F, 6),
+    "Linear": lambda: nn.Linear(F, 6),
+}
+
+
+def nodes_behind(t):
+    """The names of the nodes of autograd that lead to a tensor."""
+    found, behind = set(), [t.grad_fn]
+    while behind:
+        node = behind.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            behind += [before for before, _ in node.next_functions]
+    return {type(node).__name__ for node in found}
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_bias_of_many_rows(name, device):
+    if device.type != "cuda":
+        pytest.skip("only on a GPU does torch take long to add up columns")
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device, dtype=torch.float64), edge_index.to(device)
+    layer = BIASED[name]().to(device).double()
+    given = (x,) if name == "Linear" else (x, edge_index)
+    assert nodes_behind(layer(*given)) & {"_LinearBackward", "_BiasedBackward", "LayerBackward"}
+    compare(layer, *given, tolerance=1e-9)
+
+    def second(layer):
+        inputs = x.clone().requires_grad_()
+        grad = torch.autograd.grad(layer(inputs, *given[1:]).pow(3).sum(), inputs, create_graph=True)[0]
+        return torch.autograd.grad(grad.pow(2).sum(), [inputs, *layer.parameters()], allow_unused=True)
+
+    for found, expected in zip(second(layer), without(lambda: second(layer)), strict=True):
+        if expected is not None:
+            assert relative_error(found, expected) < 1e-9
+
+
+def test_who_watches_a_linear_layer_within_gin(device):
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    inner = torch.nn.Linear(F, 6)
+    layer = nn.GINConv(torch.nn.Sequential(inner, torch.nn.ReLU())).to(device)
+    layer(x, edge_index)
+    seen = []
+    handle = inner.register_forward_hook(lambda module, given, out: seen.append(out.shape))
+    layer(x, edge_index)
+    handle.remove()
+    assert seen == [(n, 6)]
+    inner.forward = lambda given: given[:, :6]
+    torch.testing.assert_close(layer(x, edge_index), without(lambda: layer(x, edge_index)))

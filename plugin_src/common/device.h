@@ -37,6 +37,7 @@ struct Cpu {
   static void gcn_norm(const GcnNormArgs& args, const Tensor& out);
   static void head_dots(const HeadDotsArgs& args, const Tensor& x);
   static void head_dots_backward(const HeadDotsArgs& args, const Tensor& x);
+  static void column_sums(const HeadDotsArgs& args, const Tensor& x);
   static void edge_relu(const EdgeReluArgs& args, const Tensor& x);
   static void edge_gate(const EdgeGateArgs& args, const Tensor& ref);
   static void multi_reduce(const MultiReduceArgs& args, const Tensor& x);
@@ -67,6 +68,7 @@ struct Cuda {
   static void gcn_norm(const GcnNormArgs& args, const Tensor& out);
   static void head_dots(const HeadDotsArgs& args, const Tensor& x);
   static void head_dots_backward(const HeadDotsArgs& args, const Tensor& x);
+  static void column_sums(const HeadDotsArgs& args, const Tensor& x);
   static void edge_relu(const EdgeReluArgs& args, const Tensor& x);
   static void edge_gate(const EdgeGateArgs& args, const Tensor& ref);
   static void multi_reduce(const MultiReduceArgs& args, const Tensor& x);

@@ -51,4 +51,16 @@ std::tuple<Tensor, Tensor> head_dots_backward(const Tensor& x_, const Tensor& a_
   return {to_x, to_a};
 }
 
+template <class Device>
+Tensor column_sums(const Tensor& x_) {
+  const Tensor x = check_features("x", x_, -1);
+  Tensor sums = make_empty(x, {x.size(1)}, x.scalar_type());
+  if (x.numel() == 0) return torch::stable::zero_(sums);
+  HeadDotsArgs args{};
+  args.num_rows = x.size(0), args.width = x.size(1), args.heads = args.vectors = 1;
+  args.x = x.const_data_ptr(), args.to_a = sums.mutable_data_ptr();
+  Device::column_sums(args, x);
+  return sums;
+}
+
 }  // namespace gnnfast

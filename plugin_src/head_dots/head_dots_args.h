@@ -7,6 +7,9 @@
 //   to_x[i, f]  = sum over k of  g[k, i, h] * a[k, f]
 //   to_a[k, f]  = sum over i of  g[k, i, h] * x[i, f]
 //
+// Without a and g, with K = 1: the sums of columns, which are the gradient of a bias.
+//   to_a[f]     = sum over i of  x[i, f]
+//
 // Always deterministic.
 #pragma once
 
@@ -17,9 +20,9 @@ namespace gnnfast {
 struct HeadDotsArgs {
   int64_t num_rows, width, heads, vectors;  // N, F, H, K
   const void* x;                            // [N, F]
-  const void* a;                            // [K, F]
+  const void* a;                            // [K, F], or null for sums of columns
   void* out;                                // [K, N, H]
-  const void* grad;                         // [K, N, H], backward only, as the others
+  const void* grad;                         // [K, N, H], or null for sums of columns; backward only, as the others
   void* to_x;                               // [N, F] or null
   void* to_a;                               // [K, F]
 };

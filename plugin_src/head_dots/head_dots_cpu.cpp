@@ -27,9 +27,12 @@ void Cpu::head_dots_backward(const HeadDotsArgs& args, const Tensor& x) {
   GNNFAST_CALL_ISA(head_dots_combine, args, dtype, sums.const_data_ptr(), parts);
 }
 
+void Cpu::column_sums(const HeadDotsArgs& args, const Tensor& x) { head_dots_backward(args, x); }
+
 STABLE_TORCH_LIBRARY_IMPL(gnnfast, CPU, m) {
   m.impl("head_dots", TORCH_BOX(&head_dots<Cpu>));
   m.impl("head_dots_backward", TORCH_BOX(&head_dots_backward<Cpu>));
+  m.impl("column_sums", TORCH_BOX(&column_sums<Cpu>));
 }
 
 }  // namespace gnnfast

@@ -25,11 +25,12 @@ void backward_columns(const HeadDotsArgs& p, acc_t<T>* sums, int64_t row_begin, 
   const T *x = static_cast<const T*>(p.x) + f, *a = static_cast<const T*>(p.a) + f, *g = static_cast<const T*>(p.grad) + head;
   T* to_x = p.to_x ? static_cast<T*>(p.to_x) + f : nullptr;
   const bool two = p.vectors == 2;
-  const V a0 = load_vector<L>(a), a1 = two ? load_vector<L>(a + p.width) : V{};
+  const V a0 = to_x ? load_vector<L>(a) : V{}, a1 = to_x && two ? load_vector<L>(a + p.width) : V{};
   V sum0{}, sum1{};
   for (int64_t row = row_begin; row < row_end; ++row) {
     const V v = load_vector<L>(x + row * p.width);
-    const acc_t<T> g0 = load(g + row * p.heads), g1 = two ? load(g + (p.num_rows + row) * p.heads) : acc_t<T>{0};
+    const acc_t<T> g0 = p.grad ? load(g + row * p.heads) : acc_t<T>{1},
+                   g1 = two ? load(g + (p.num_rows + row) * p.heads) : acc_t<T>{0};
     sum0 += v * g0;
     if (two) sum1 += v * g1;
     if (to_x) store_vector<L>(to_x + row * p.width, two ? V(a0 * g0 + a1 * g1) : V(a0 * g0));

@@ -1,0 +1,85 @@
+"""Sums of columns, and products and sums whose bias gets them as its gradient, against torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from gnnfast.dispatch import bias as dispatch
+from gnnfast.ops import bias as ops
+
+NEAR = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+SHAPES = [(0, 4), (5, 0), (1, 1), (7, 3), (300, 47), (5000, 128), (40_000, 1), (33, 1500), (2_000_003, 2)]
+
+
+@pytest.mark.parametrize("dtype", NEAR)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_column_sums(device: torch.device, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    x = torch.randn(shape, device=device).to(dtype)
+    found, expected = torch.ops.gnnfast.column_sums(x), x.double().sum(0)
+    assert found.dtype == dtype and found.shape == expected.shape
+    assert float((found.double() - expected).norm()) <= NEAR[dtype] * float(x.double().norm(dim=0).norm() + expected.norm())
+    assert torch.equal(found, torch.ops.gnnfast.column_sums(x))
+
+
+def test_column_sums_of_what_is_not_contiguous_or_aligned(device: torch.device) -> None:
+    wide = torch.randn(50, 33, device=device)
+    for x in (wide[:, 1:], wide.t(), wide[:1].expand(50, -1), torch.randn(50 * 32 + 1, device=device)[1:].view(50, 32)):
+        torch.testing.assert_close(ops.column_sums(x), x.sum(0), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(torch.ops.gnnfast.column_sums(x), x.sum(0), rtol=1e-5, atol=1e-5)
+
+
+def test_column_sums_say_what_is_wrong(device: torch.device) -> None:
+    with pytest.raises(RuntimeError, match="x must have 2 dimensions"):
+        torch.ops.gnnfast.column_sums(torch.randn(3, device=device))
+
+
+def test_op(device: torch.device) -> None:
+    x = torch.randn(7, 6, device=device, requires_grad=True)
+    torch.library.opcheck(torch.ops.gnnfast.column_sums.default, (x,))
+    exact = torch.randn(7, 6, dtype=torch.float64, device=device, requires_grad=True)
+    torch.autograd.gradcheck(ops.column_sums, (exact,))
+    torch.autograd.gradgradcheck(ops.column_sums, (exact,))
+
+
+def _operands(device: torch.device, needs: tuple[bool, ...], dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    shapes = (9, 5), (4, 5), (4,)
+    return [torch.randn(s, dtype=dtype, device=device, requires_grad=need) for s, need in zip(shapes, needs)]
+
+
+@pytest.mark.parametrize("needs", [(True, True, True), (False, True, True), (True, False, True), (False, False, True)])
+def test_derivatives(device: torch.device, needs: tuple[bool, ...]) -> None:
+    x, weight, bias = _operands(device, needs)
+    for function in (dispatch.linear, lambda x, w, b: dispatch.biased(x.matmul(w.t()), b)):
+        out, expected = function(x, weight, bias), functional.linear(x, weight, bias)
+        torch.testing.assert_close(out, expected)
+        if device.type == "cuda":
+            assert type(out.grad_fn).__name__ in ("_LinearBackward", "_BiasedBackward")
+        wanted = [t for t in (x, weight, bias) if t.requires_grad]
+        grad = torch.randn_like(out)
+        for ours, theirs in zip(torch.autograd.grad(out, wanted, grad), torch.autograd.grad(expected, wanted, grad)):
+            torch.testing.assert_close(ours, theirs)
+        torch.autograd.gradcheck(function, (x, weight, bias))
+        torch.autograd.gradgradcheck(function, (x, weight, bias))
+
+
+def test_torch_has_what_is_not_served(device: torch.device) -> None:
+    x, weight, bias = _operands(device, (True, True, True), torch.float32)
+
+    def names(out: torch.Tensor) -> bool:
+        return out.grad_fn is not None and type(out.grad_fn).__name__ in ("_LinearBackward", "_BiasedBackward")
+
+    assert not names(dispatch.linear(x, weight, None)) and not names(dispatch.linear(x, weight, bias.detach()))
+    with torch.no_grad():
+        assert dispatch.linear(x, weight, bias).grad_fn is None
+    assert dispatch.linear(x.view(3, 3, 5), weight, bias).shape == (3, 3, 4)
+    assert not names(dispatch.biased(x, torch.randn(1, device=device, requires_grad=True)))
+    with torch.autocast(device.type, torch.bfloat16):
+        assert dispatch.linear(x, weight, bias).dtype == torch.bfloat16
+    out = torch.func.vmap(dispatch.linear, (0, None, None))(x.view(3, 3, 5), weight, bias)
+    torch.testing.assert_close(out.view(9, 4), functional.linear(x, weight, bias))
+    with pytest.raises(RuntimeError):
+        dispatch.linear(x[:, :3], weight, bias)
+    with pytest.raises(RuntimeError):
+        dispatch.biased(x, bias)
