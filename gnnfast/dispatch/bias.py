@@ -3,6 +3,7 @@ in Python is worth it (:mod:`gnnfast.ops.bias`)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from gnnfast.hardware import relative_bandwidth
 from gnnfast.types import FEATURE_DTYPES
 
 if _native.cpu.loaded:
-    from gnnfast.ops.bias import BIASED, LINEAR
+    from gnnfast.ops.bias import BIASED, LINEARS
 
 # Of rows that torch's sum takes four to five times as long over as a kernel does, from so many bytes on by more than the node keeps
 # the host (30 to 60 us beside an H200); wider ones it reads as fast.
@@ -24,9 +25,19 @@ FEWEST_ROWS = FEWEST_BYTES // (MOST_WIDTH * 8)
 
 def linear(x: Any, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``torch.nn.functional.linear``."""
-    if bias is not None and _pays(x, bias) and weight.dtype is x.dtype and not guards.operand("weight", weight):
-        return LINEAR(x, weight, bias)  # type: ignore[no-any-return]
-    return functional.linear(x, weight, bias)
+    if bias is None or not _pays(x, bias) or not _fit(x, weight, bias):
+        return functional.linear(x, weight, bias)
+    return LINEARS(x, weight, bias)[0]  # type: ignore[no-any-return]
+
+
+def linears(x: Any, *parameters: Any) -> Sequence[Tensor] | None:
+    """What linear layers, each a weight and a bias or ``None``, make of the same rows, as one node of autograd; ``None``: by torch's
+    own they are as fast, or nobody but a module knows what they make."""
+    weights, biases = parameters[::2], parameters[1::2]
+    pays = any(bias is not None and _pays(x, bias) for bias in biases)
+    if not pays or any(weight is None for weight in weights) or not _fit(x, *parameters):
+        return None
+    return LINEARS(x, *parameters)  # type: ignore[no-any-return]
 
 
 def biased(x: Tensor, bias: Tensor) -> Tensor:
@@ -36,7 +47,7 @@ def biased(x: Tensor, bias: Tensor) -> Tensor:
 
 def _pays(x: Any, bias: Tensor) -> bool:
     """Whether the gradient of a ``bias [F]`` of as many rows as ``x`` has is worth a node of its own."""
-    if type(x) is not Tensor or not x.is_cuda or torch.compiler.is_compiling():
+    if type(x) is not Tensor or not x.is_cuda or torch.compiler.is_dynamo_compiling():
         return False
     if not (bias.requires_grad and torch.is_grad_enabled()):
         return False
@@ -46,3 +57,7 @@ def _pays(x: Any, bias: Tensor) -> bool:
     if x.dtype is not bias.dtype or x.dtype not in FEATURE_DTYPES or torch.is_autocast_enabled("cuda"):
         return False
     return not (guards.context() or guards.operand("x", x) or guards.operand("bias", bias))
+
+
+def _fit(x: Tensor, *parameters: Tensor | None) -> bool:
+    return all(t is None or (t.dtype is x.dtype and not guards.operand("parameter", t)) for t in parameters)

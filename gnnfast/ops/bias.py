@@ -43,20 +43,39 @@ def column_sums(x: Tensor) -> Tensor:
     return x.sum(0)
 
 
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        need_x, need_weight, _ = ctx.needs_input_grad
-        ctx.save_for_backward(x if need_weight else None, weight if need_x else None)
-        return functional.linear(x, weight, bias)
+def plus_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """``total + a @ b`` of gradients. In place, which saves a copy, if nothing of it is recorded and autocast has not made one of
+    them another dtype."""
+    plain = not torch.is_grad_enabled() and total.dtype is a.dtype is b.dtype
+    return total.addmm_(a, b) if plain else torch.addmm(total, a, b)
+
+
+class _Linears(torch.autograd.Function):
+    """Linear layers of the same rows, each a weight and a bias or ``None``: gradients of the rows are added up as they are made."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        need_x, need_weight, need_bias = ctx.needs_input_grad
-        grad = grad.contiguous()  # that of a sum is not, and products and sums would each copy it
-        to_x = grad.mm(weight) if need_x else None
-        return to_x, grad.t().mm(x) if need_weight else None, column_sums(grad) if need_bias else None
+    def forward(ctx: Any, x: Tensor, *operands: Any) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        weights, biases = operands[::2], operands[1::2]
+        need_x, *needs = ctx.needs_input_grad
+        ctx.save_for_backward(x if any(needs[::2]) else None, *(weights if need_x else ()))
+        return tuple([functional.linear(x, weight, bias) for weight, bias in zip(weights, biases)])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, *weights = ctx.saved_tensors
+        need_x, *needs = ctx.needs_input_grad
+        to_x: Tensor | None = None
+        others: list[Tensor | None] = []
+        for i, grad in enumerate(grads):
+            if grad is None:
+                others += [None, None]
+                continue
+            grad = grad.contiguous()  # that of a sum is not, and products and sums would each copy it
+            if need_x:
+                to_x = grad.mm(weights[i]) if to_x is None else plus_product(to_x, grad, weights[i])
+            others += [grad.t().mm(x) if needs[2 * i] else None, column_sums(grad) if needs[2 * i + 1] else None]
+        return to_x, *others
 
 
 class _Biased(torch.autograd.Function):
@@ -70,4 +89,4 @@ class _Biased(torch.autograd.Function):
         return grad if need_x else None, column_sums(grad) if need_bias else None
 
 
-LINEAR, BIASED = apply_of(_Linear), apply_of(_Biased)
+LINEARS, BIASED = apply_of(_Linears), apply_of(_Biased)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnfast.ops.bias import column_sums
+from gnnfast.ops.bias import column_sums, plus_product
 from gnnfast.ops.spmm import SPMM, apply_of, below_autograd, run
 from gnnfast.ops.spmm_sparse_features import PRODUCT
 from gnnfast.types import REDUCTIONS, Matrix, split
@@ -137,9 +137,7 @@ class Layer(torch.autograd.Function):
             to_bias = column_sums(grad) if need_bias else None
             to_root = grad.t().mm(x_dst) if need_root else None
             if to_x is not None and root is not None and ctx.square:
-                # In place, which saves a copy, if nothing of it is recorded and autocast has not made one of them another dtype.
-                plain = not torch.is_grad_enabled() and to_x.dtype is grad.dtype is root.dtype
-                to_x = to_x.addmm_(grad, root) if plain else torch.addmm(to_x, grad, root)
+                to_x = plus_product(to_x, grad, root)
             to_dst = grad.mm(root) if need_dst else None
         return None, None, None, to_x, to_weight, to_bias, to_dst, to_root
 

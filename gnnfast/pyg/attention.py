@@ -25,7 +25,7 @@ from gnnfast.patching import class_of, is_dispatched, left_alone
 from gnnfast.pyg import bounded
 from gnnfast.pyg.adjacency import graph_of, incidence_of
 from gnnfast.pyg.known import replaced_in_attention
-from gnnfast.pyg.layers import is_product
+from gnnfast.pyg.layers import is_product, products
 from gnnfast.pyg.loops import looped_graph, prepare_loops, with_loops, with_self_loops
 from gnnfast.pyg.messages import DOT_ATTENTION, Message
 from gnnfast.pyg.small import is_new_and_few, parts_are_few
@@ -391,13 +391,22 @@ def _columns_with_loops(module: Any, given: OfEdges, graph: Any, looped: Tensor)
 def gatv2_operands(module: Any, x: Any, pair: Any) -> tuple[Tensor | None, Tensor, Tensor]:
     """The residual, and the projected features of sources ``[N, H C]`` and destinations ``[M, H C]``."""
     res = None if getattr(module, "res", None) is None else module.res(pair[1])
-    left = as_summed(module.lin_l(pair[0]))
-    return res, left, left if type(x) is not tuple and module.share_weights else as_summed(module.lin_r(pair[1]))
+    if type(x) is tuple or module.share_weights:
+        left = as_summed(module.lin_l(pair[0]))
+        return res, left, as_summed(module.lin_r(pair[1])) if type(x) is tuple else left
+    left, right = map(as_summed, products(pair[0], (module.lin_l, module.lin_r)))
+    return res, left, right
 
 
-def transformer_operands(module: Any, pair: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The queries of destinations ``[M, H C]``, and the keys and values of sources ``[N, H C]``."""
-    return as_summed(module.lin_query(pair[1])), as_summed(module.lin_key(pair[0])), as_summed(module.lin_value(pair[0]))
+def transformer_operands(module: Any, pair: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The queries of destinations ``[M, H C]``, and the keys and values of sources ``[N, H C]``; and what of destinations is added
+    to the sum, which is made with these where it is of the same features."""
+    if pair[0] is not pair[1]:
+        query, key, value = module.lin_query(pair[1]), module.lin_key(pair[0]), module.lin_value(pair[0])
+        return as_summed(query), as_summed(key), as_summed(value), None
+    lins = module.lin_query, module.lin_key, module.lin_value, *((module.lin_skip,) if module.root_weight else ())
+    query, key, value, *skip = products(pair[0], lins)
+    return as_summed(query), as_summed(key), as_summed(value), skip[0] if skip else None
 
 
 def _gatv2(
@@ -427,7 +436,7 @@ def _transformer(
     module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: Tensor, given: Any, weights: Any, place: str
 ) -> Any:
     heads, width = module.heads, module.out_channels
-    query, key, value = transformer_operands(module, pair)
+    query, key, value, skip = transformer_operands(module, pair)
     shape, rows = heads * width, (graph.num_dst, graph.num_src, graph.num_src)
     alpha = None
     like = pair[0] if pair[0].dtype is query.dtype else query  # under autocast
@@ -447,7 +456,7 @@ def _transformer(
         edge_attr = None if given is None else given.attr
         out = module.propagate(looped, **{name: t.view(-1, heads, width) for name, t in parts.items()}, edge_attr=edge_attr)
         alpha, module._alpha, fused = module._alpha, None, False
-    out = finish_transformer(module, out, pair[1], fused)
+    out = finish_transformer(module, out, pair[1], skip, fused)
     return _with_weights(module, out, looped, alpha) if weights else out
 
 
@@ -488,11 +497,11 @@ def _by_heads(x: Tensor, weight: Tensor) -> Tensor:
     return torch.einsum("nha,hab->nhb", x.view(-1, heads, width), weight).flatten(1)
 
 
-def finish_transformer(module: Any, out: Tensor, x_dst: Tensor, fused: bool) -> Tensor:
-    """As :func:`finish`, for TransformerConv."""
+def finish_transformer(module: Any, out: Tensor, x_dst: Tensor, skip: Tensor | None, fused: bool) -> Tensor:
+    """As :func:`finish`, for TransformerConv; ``skip`` as of :func:`transformer_operands`."""
     out = _of_heads(module, out, fused and not module.root_weight)
     if module.root_weight:
-        x_dst = module.lin_skip(x_dst)
+        x_dst = module.lin_skip(x_dst) if skip is None else skip
         if module.lin_beta is None:
             return out + x_dst
         beta = module.lin_beta(torch.cat([out, x_dst, out - x_dst], dim=-1)).sigmoid()

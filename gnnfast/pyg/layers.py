@@ -9,7 +9,7 @@ import inspect
 import operator
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from torch.nn import functional
 from gnnfast import features, guards
 from gnnfast.cache import Sightings
 from gnnfast.config import settings
-from gnnfast.dispatch.bias import FEWEST_ROWS, biased
+from gnnfast.dispatch.bias import FEWEST_ROWS, biased, linears
 from gnnfast.dispatch.bias import linear as linear_of
 from gnnfast.dispatch.execute import Linear, aggregate, linear_layer
 from gnnfast.dispatch.select import FEW_BYTES, Layer, cannot_win, linear_first, saves_little
@@ -409,7 +409,7 @@ def product(x: Any, module: Any, linear: type) -> Any:
     """``F.linear(x, module.weight, module.bias)`` of PyG's class of ``linear`` layers. Most inputs are hidden activations, or few
     numbers: for these it only looks up parameters where they are, a microsecond less than as attributes of a module."""
     plain = type(x) is Tensor and x.layout is _STRIDED
-    few = plain and (x.requires_grad or tracing_state() is not None or x.numel() < features.MIN_ELEMENTS)
+    few = plain and (x.requires_grad or tracing_state() is not None or not features.large(x))
     own = module.__dict__
     if few and type(module) is linear and "weight" not in own and "bias" not in own:
         parameters = own["_parameters"]
@@ -420,6 +420,15 @@ def product(x: Any, module: Any, linear: type) -> Any:
     weight, bias = module.weight, module.bias
     out = None if few else _multiplied(x, weight, bias, module)
     return linear_of(x, weight, bias) if out is None else out
+
+
+def products(x: Any, lins: Sequence[Any]) -> Sequence[Tensor]:
+    """What linear layers make of the same features: of many on a GPU by one node of autograd, if their calls are products alone."""
+    out = None
+    many = type(x) is Tensor and x.is_cuda and not torch.compiler.is_compiling() and x.shape[0] >= FEWEST_ROWS
+    if many and (x.requires_grad or not features.large(x)) and all(map(is_product, lins)):  # else they may be sparse
+        out = linears(x, *(lin._parameters.get(name) for lin in lins for name in ("weight", "bias")))
+    return [lin(x) for lin in lins] if out is None else out
 
 
 def through(nn: Any, x: Any) -> Any:

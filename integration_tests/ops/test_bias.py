@@ -51,11 +51,9 @@ def _operands(device: torch.device, needs: tuple[bool, ...], dtype: torch.dtype 
 @pytest.mark.parametrize("needs", [(True, True, True), (False, True, True), (True, False, True), (False, False, True)])
 def test_derivatives(device: torch.device, needs: tuple[bool, ...]) -> None:
     x, weight, bias = _operands(device, needs)
-    for function in (dispatch.linear, lambda x, w, b: dispatch.biased(x.matmul(w.t()), b)):
+    for function in (lambda x, w, b: ops.LINEARS(x, w, b)[0], lambda x, w, b: ops.BIASED(x.matmul(w.t()), b)):
         out, expected = function(x, weight, bias), functional.linear(x, weight, bias)
         torch.testing.assert_close(out, expected)
-        if device.type == "cuda":
-            assert type(out.grad_fn).__name__ in ("_LinearBackward", "_BiasedBackward")
         wanted = [t for t in (x, weight, bias) if t.requires_grad]
         grad = torch.randn_like(out)
         for ours, theirs in zip(torch.autograd.grad(out, wanted, grad), torch.autograd.grad(expected, wanted, grad)):
@@ -64,11 +62,51 @@ def test_derivatives(device: torch.device, needs: tuple[bool, ...]) -> None:
         torch.autograd.gradgradcheck(function, (x, weight, bias))
 
 
+@pytest.mark.parametrize("dense", [True, False], ids=["dense", "of a sum"])
+@pytest.mark.parametrize("used", [(0, 1, 2), (0, 2), (1,)])
+def test_several_layers_of_the_same_rows(device: torch.device, used: tuple[int, ...], dense: bool) -> None:
+    """Of which some may not be used, and some have no bias."""
+    x, weight, bias = _operands(device, (True, True, True))
+    other = torch.randn(3, 5, dtype=torch.float64, device=device, requires_grad=True)
+    operands = (x, weight, bias, other, None, weight, bias)
+    inputs = [t for t in (x, weight, bias, other) if t is not None]
+
+    def by_torch() -> tuple[torch.Tensor, ...]:
+        return functional.linear(x, weight, bias), functional.linear(x, other), functional.linear(x, weight, bias)
+
+    def gradients(outs: tuple[torch.Tensor, ...], create: bool = False) -> list[torch.Tensor | None]:
+        loss = sum((outs[i].square() if dense else outs[i]).sum() * (i + 1) for i in used)
+        return [*torch.autograd.grad(loss, inputs, create_graph=create, allow_unused=True)]
+
+    for found, expected in zip(gradients(ops.LINEARS(*operands)), gradients(by_torch())):
+        assert (found is None) == (expected is None)
+        if found is not None and expected is not None:
+            torch.testing.assert_close(found, expected)
+    if dense:
+        seconds = []
+        for outs in (ops.LINEARS(*operands), by_torch()):
+            norm = sum(g.square().sum() for g in gradients(outs, create=True) if g is not None)
+            seconds.append(torch.autograd.grad(norm, inputs, allow_unused=True))
+        for found, expected in zip(*seconds):
+            if expected is not None:
+                torch.testing.assert_close(found, expected)
+
+
+def test_a_backward_pass_alone_under_autocast(device: torch.device) -> None:
+    x, weight, bias = _operands(device, (True, True, True), torch.float32)
+    outs = ops.LINEARS(x, weight, bias, weight, None)
+    with torch.autocast(device.type, torch.bfloat16):
+        (outs[0] + outs[1]).sum().backward()
+    torch.testing.assert_close(x.grad, 2 * weight.sum(0).expand_as(x), rtol=0.05, atol=0.05)
+
+
 def test_torch_has_what_is_not_served(device: torch.device) -> None:
     x, weight, bias = _operands(device, (True, True, True), torch.float32)
 
     def names(out: torch.Tensor) -> bool:
-        return out.grad_fn is not None and type(out.grad_fn).__name__ in ("_LinearBackward", "_BiasedBackward")
+        return type(out.grad_fn).__name__ in ("_LinearsBackward", "_BiasedBackward")
+
+    assert names(dispatch.linear(x, weight, bias)) == names(dispatch.biased(x @ weight.t(), bias)) == (device.type == "cuda")
 
     assert not names(dispatch.linear(x, weight, None)) and not names(dispatch.linear(x, weight, bias.detach()))
     with torch.no_grad():

@@ -507,7 +507,7 @@ def test_bias_of_many_rows(name, device):
     x, edge_index = torch.randn(n, F, device=device, dtype=torch.float64), edge_index.to(device)
     layer = BIASED[name]().to(device).double()
     given = (x,) if name == "Linear" else (x, edge_index)
-    assert nodes_behind(layer(*given)) & {"_LinearBackward", "_BiasedBackward", "LayerBackward"}
+    assert nodes_behind(layer(*given)) & {"_LinearsBackward", "_BiasedBackward", "LayerBackward"}
     compare(layer, *given, tolerance=1e-9)
 
     def second(layer):

@@ -160,12 +160,12 @@ def run_gatv2(module: Any, x: Any, pair: Any, edge_attr: Any, dropout: float, ed
 
 
 def run_transformer(module: Any, x: Any, pair: Any, edge_attr: Any, dropout: float, edges: Any) -> Tensor:
-    query, key, value = eager.transformer_operands(module, pair)
+    query, key, value, skip = eager.transformer_operands(module, pair)
     heads, scale = module.heads, 1 / math.sqrt(module.out_channels)
     if edge_attr is None:
         numbers = heads, scale, dropout, _seed(dropout, edges), needs_grad(query, key, value)
         out = ops.PAIR_ATTENTION(query, key, value, None, None, *numbers, *edges)[0]
-        return eager.finish_transformer(module, out, pair[1], True)
+        return eager.finish_transformer(module, out, pair[1], skip, True)
     incidence = *edges[:4], "incidence", edges[5]
     of_keys = ops.SDDMM(query, key, heads, False, *edges)
     ask, rows, restore = eager.products_of_edges(module, edge_attr)
@@ -173,7 +173,7 @@ def run_transformer(module: Any, x: Any, pair: Any, edge_attr: Any, dropout: flo
     share = _shares(dropout, score, None, None, 1.0, edges)
     out = ops.SPMM(value, share, False, False, needs_grad(value, share), False, *edges)
     out = out + restore(ops.SPMM(rows, share, False, False, needs_grad(rows, share), False, *incidence))
-    return eager.finish_transformer(module, out, pair[1], False)
+    return eager.finish_transformer(module, out, pair[1], skip, False)
 
 
 def make_agnn_conv(original: FunctionType) -> Callable[..., Any]:
