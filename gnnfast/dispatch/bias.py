@@ -31,8 +31,8 @@ def linear(x: Any, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def linears(x: Any, *parameters: Any) -> Sequence[Tensor] | None:
-    """What linear layers, each a weight and a bias or ``None``, make of the same rows, as one node of autograd; ``None``: by torch's
-    own they are as fast, or nobody but a module knows what they make."""
+    """What linear layers make of the same rows, each a weight and a bias or ``None``, as one node of autograd; ``None``: torch's own
+    are as fast, or nobody but a module knows what they make."""
     weights, biases = parameters[::2], parameters[1::2]
     pays = any(bias is not None and _pays(x, bias) for bias in biases)
     if not pays or any(weight is None for weight in weights) or not _fit(x, *parameters):
