@@ -14,6 +14,7 @@ from gnnfast import _native, guards
 from gnnfast.hardware import relative_bandwidth
 from gnnfast.types import FEATURE_DTYPES
 
+_function_modes = torch._C._len_torch_function_stack
 if _native.cpu.loaded:
     from gnnfast.ops.bias import BIASED, LINEARS
 
@@ -31,8 +32,8 @@ def linear(x: Any, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def linears(x: Any, *parameters: Any) -> Sequence[Tensor] | None:
-    """What linear layers make of the same rows, each a weight and a bias or ``None``, as one node of autograd; ``None``: torch's own
-    are as fast, or nobody but a module knows what they make."""
+    """What linear layers, each a weight and a bias or ``None``, make of the same rows, as one node of autograd. ``None``: torch's
+    own are as fast, or nobody but a module knows what they make."""
     weights, biases = parameters[::2], parameters[1::2]
     pays = any(bias is not None and _pays(x, bias) for bias in biases)
     if not pays or any(weight is None for weight in weights) or not _fit(x, *parameters):
@@ -56,7 +57,8 @@ def _pays(x: Any, bias: Tensor) -> bool:
         return False
     if x.dtype is not bias.dtype or x.dtype not in FEATURE_DTYPES or torch.is_autocast_enabled("cuda"):
         return False
-    return not (guards.context() or guards.operand("x", x) or guards.operand("bias", bias))
+    # A mode sees other functions in torch's backward pass than what it made of those of the forward pass.
+    return not (_function_modes() or guards.context() or guards.operand("x", x) or guards.operand("bias", bias))
 
 
 def _fit(x: Tensor, *parameters: Tensor | None) -> bool:

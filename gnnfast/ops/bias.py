@@ -81,12 +81,13 @@ class _Linears(torch.autograd.Function):
 class _Biased(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
         return x + bias
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
         need_x, need_bias = ctx.needs_input_grad
-        return grad if need_x else None, column_sums(grad) if need_bias else None
+        return grad if need_x else None, column_sums(grad) if need_bias and grad is not None else None
 
 
 LINEARS, BIASED = apply_of(_Linears), apply_of(_Biased)

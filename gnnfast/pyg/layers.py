@@ -425,7 +425,7 @@ def product(x: Any, module: Any, linear: type) -> Any:
 def products(x: Any, lins: Sequence[Any]) -> Sequence[Tensor]:
     """What linear layers make of the same features: of many on a GPU by one node of autograd, if their calls are products alone."""
     out = None
-    many = type(x) is Tensor and x.is_cuda and not torch.compiler.is_compiling() and x.shape[0] >= FEWEST_ROWS
+    many = type(x) is Tensor and x.is_cuda and not torch.compiler.is_compiling() and x.dim() == 2 and x.shape[0] >= FEWEST_ROWS
     if many and (x.requires_grad or not features.large(x)) and all(map(is_product, lins)):  # else they may be sparse
         out = linears(x, *(lin._parameters.get(name) for lin in lins for name in ("weight", "bias")))
     return [lin(x) for lin in lins] if out is None else out
@@ -433,13 +433,14 @@ def products(x: Any, lins: Sequence[Any]) -> Sequence[Tensor]:
 
 def through(nn: Any, x: Any) -> Any:
     """``nn(x)``, its linear layers with many rows on a GPU as :func:`gnnfast.dispatch.bias.linear` has them."""
-    if type(x) is not Tensor or not (x.is_cuda and torch.is_grad_enabled() and x.shape[0] >= FEWEST_ROWS) or any(global_hooks):
+    many = type(x) is Tensor and x.is_cuda and x.dim() == 2 and x.shape[0] >= FEWEST_ROWS and torch.is_grad_enabled()
+    if not many or not isinstance(nn, torch.nn.Module) or any(global_hooks) or nn._compiled_call_impl is not None:
         return nn(x)
     if type(nn) is torch.nn.Sequential and is_plain(nn):
         for part in nn._modules.values():
             x = through(part, x)
         return x
-    return linear_of(x, nn.weight, nn.bias) if is_product(nn) else nn(x)
+    return product(x, nn, type(nn)) if is_product(nn) else nn(x)
 
 
 def _multiplied(x: Any, weight: Any, bias: Any, module: Any) -> Tensor | None:

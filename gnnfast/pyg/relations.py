@@ -83,7 +83,9 @@ def _finish(module: Any, out: Tensor, x_dst: Any) -> Tensor:
 def _add_edges(weight: Tensor, x_src: Tensor, x_dst: Tensor, edge_index: Tensor, edge_type: Tensor, reduce: str) -> Tensor:
     """FastRGCNConv's sum or mean as PyG writes it, a matrix for each edge, but for how edges of a type are counted."""
     (src, dst), nodes = edge_index.unbind(), x_dst.shape[0]
-    messages = torch.bmm(x_src.index_select(0, src).unsqueeze(1), weight[edge_type]).squeeze(1)
+    # A negative type is an error where PyG's one_hot() gets it.
+    of_edges = weight.index_select(0, edge_type) if reduce == "mean" else weight[edge_type]
+    messages = torch.bmm(x_src.index_select(0, src).unsqueeze(1), of_edges).squeeze(1)
     if reduce == "mean":
         of_type = torch.add(edge_type, dst, alpha=weight.shape[0])
         counts = torch.ops.gnnfast.degrees.default(of_type, nodes * weight.shape[0], weight.dtype)

@@ -100,6 +100,25 @@ def test_a_backward_pass_alone_under_autocast(device: torch.device) -> None:
     torch.testing.assert_close(x.grad, 2 * weight.sum(0).expand_as(x), rtol=0.05, atol=0.05)
 
 
+class Stopped(torch.autograd.Function):
+    """Gives what comes before no gradient, not one of zeros."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, grad: torch.Tensor) -> None:
+        return None
+
+
+def test_no_gradient_is_none(device: torch.device) -> None:
+    x, weight, bias = _operands(device, (True, True, True))
+    for out in (ops.LINEARS(x, weight, bias)[0], ops.BIASED(x @ weight.t(), bias)):
+        Stopped.apply(out).sum().backward()
+        assert x.grad is None and weight.grad is None and bias.grad is None
+
+
 def test_torch_has_what_is_not_served(device: torch.device) -> None:
     x, weight, bias = _operands(device, (True, True, True), torch.float32)
 
@@ -109,6 +128,8 @@ def test_torch_has_what_is_not_served(device: torch.device) -> None:
     assert names(dispatch.linear(x, weight, bias)) == names(dispatch.biased(x @ weight.t(), bias)) == (device.type == "cuda")
 
     assert not names(dispatch.linear(x, weight, None)) and not names(dispatch.linear(x, weight, bias.detach()))
+    with torch.overrides.BaseTorchFunctionMode():
+        assert not names(dispatch.linear(x, weight, bias))
     with torch.no_grad():
         assert dispatch.linear(x, weight, bias).grad_fn is None
     assert dispatch.linear(x.view(3, 3, 5), weight, bias).shape == (3, 3, 4)

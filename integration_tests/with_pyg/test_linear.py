@@ -533,3 +533,24 @@ def test_who_watches_a_linear_layer_within_gin(device):
     assert seen == [(n, 6)]
     inner.forward = lambda given: given[:, :6]
     torch.testing.assert_close(layer(x, edge_index), without(lambda: layer(x, edge_index)))
+
+
+def test_what_is_within_gin_need_be_no_module(device):
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    inner = torch.nn.Linear(F, 6).to(device)
+    flat = torch.nn.Sequential(inner, torch.nn.Flatten(0), torch.nn.ReLU())
+    for within in (torch.relu, lambda t: inner(t).sum(), flat):
+        layer = nn.GINConv(within)
+        torch.testing.assert_close(layer(x, edge_index), without(functools.partial(layer, x, edge_index)))
+
+
+def test_a_layer_within_gin_that_is_compiled(device):
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index, calls = torch.randn(n, F, device=device), edge_index.to(device), []
+    inner = torch.nn.Linear(F, 6).to(device)
+    inner._compiled_call_impl = lambda given: calls.append(given.shape) or inner._call_impl(given)  # as compile() leaves it
+    for within in (inner, torch.nn.Sequential(inner)):
+        calls.clear()
+        nn.GINConv(within).to(device)(x, edge_index)
+        assert calls == [(n, F)]
