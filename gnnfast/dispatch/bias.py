@@ -20,7 +20,7 @@ if _native.cpu.loaded:
 
 # Of rows that torch's sum takes four to five times as long over as a kernel does, from so many bytes on by more than the node keeps
 # the host (30 to 60 us beside an H200); wider ones it reads as fast.
-FEWEST_BYTES, MOST_WIDTH = 48 << 20, 512
+FEWEST_BYTES, MOST_WIDTH = 64 << 20, 512
 FEWEST_ROWS = FEWEST_BYTES // (MOST_WIDTH * 8)
 
 
@@ -48,7 +48,8 @@ def biased(x: Tensor, bias: Tensor) -> Tensor:
 
 def _pays(x: Any, bias: Tensor) -> bool:
     """Whether the gradient of a ``bias [F]`` of as many rows as ``x`` has is worth a node of its own."""
-    if type(x) is not Tensor or not x.is_cuda or torch.compiler.is_dynamo_compiling():
+    # Where torch traces, to look at a parameter would be part of the trace.
+    if type(x) is not Tensor or not x.is_cuda or guards.tracing_state() is not None or torch.compiler.is_dynamo_compiling():
         return False
     if not (bias.requires_grad and torch.is_grad_enabled()):
         return False

@@ -541,7 +541,7 @@ def test_what_is_within_gin_need_be_no_module(device):
     inner = torch.nn.Linear(F, 6).to(device)
     flat = torch.nn.Sequential(inner, torch.nn.Flatten(0), torch.nn.ReLU())
     for within in (torch.relu, lambda t: inner(t).sum(), flat):
-        layer = nn.GINConv(within)
+        layer = nn.GINConv(within).to(device)
         torch.testing.assert_close(layer(x, edge_index), without(functools.partial(layer, x, edge_index)))
 
 
