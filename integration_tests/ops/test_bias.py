@@ -112,6 +112,18 @@ class Stopped(torch.autograd.Function):
         return None
 
 
+def test_gradients_in_batches(device: torch.device) -> None:
+    x, weight, bias = _operands(device, (True, True, True))
+    grads = torch.randn(3, 9, 4, dtype=torch.float64, device=device)
+    expected = functional.linear(x, weight, bias)
+    for out in (ops.LINEARS(x, weight, bias)[0], ops.BIASED(x @ weight.t(), bias)):
+        found, wanted = (
+            torch.autograd.grad(t, (x, weight, bias), grads, is_grads_batched=True, retain_graph=True) for t in (out, expected)
+        )
+        for ours, theirs in zip(found, wanted):
+            torch.testing.assert_close(ours, theirs)
+
+
 def test_no_gradient_is_none(device: torch.device) -> None:
     x, weight, bias = _operands(device, (True, True, True))
     for out in (ops.LINEARS(x, weight, bias)[0], ops.BIASED(x @ weight.t(), bias)):
