@@ -309,9 +309,8 @@ def settings() -> Settings:
     return _current.get() or (_of_caller() if _live else None) or _base
 
 
-def is_overridden() -> bool:
-    """Whether any thread is within :func:`override`; if not, :func:`settings` are those of the environment."""
-    return bool(_live)
+# How many threads are within :func:`override`; if none is, :func:`settings` are those of the environment.
+is_overridden: Callable[[], int] = _live.__len__
 
 
 def _of_caller() -> Settings | None:

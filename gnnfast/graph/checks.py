@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import reprlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,10 +18,10 @@ from gnnfast.types import INDEX_DTYPES
 _SERVED = frozenset(device for device in ("cpu", "cuda") if not _native.missing(device))
 
 
-def saved_tensors_are_watched() -> bool:
-    """Whether hooks get what autograd saves. Activation checkpointing compares what a forward pass and its repetition save, so that
-    nothing may then depend on what has been used before."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+# True if hooks get what autograd saves (it returns them). Activation checkpointing compares what a forward pass and its
+# repetition save, so that nothing may then depend on what has been used before. No function of Python: each call of a layer asks.
+_top = torch._C._autograd._top_saved_tensors_default_hooks
+saved_tensors_are_watched: Callable[[], bool] = functools.partial(_top, False)  # type: ignore[assignment]
 
 
 def check_tensor(name: str, t: Any) -> None:

@@ -17,7 +17,7 @@ from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.patching import left_alone
 from gnnfast.pyg import listed
 from gnnfast.pyg.small import parts_are_few
-from gnnfast.pyg.verdict import COLLECT, Steps, check_steps, is_plain, reduction_of
+from gnnfast.pyg.verdict import COLLECT, Steps, check_steps, is_plain
 from gnnfast.types import EXTREMA, INDEX_DTYPES, LINEAR, REORDERED
 from gnnfast.unsupported import Unsupported
 
@@ -133,8 +133,6 @@ def _source(steps: Steps) -> str:
 
 def rule_of(module: Any) -> Steps | None:
     """The steps of a module, if these and one reduction are all that runs."""
-    if reduction_of(module) is None:
-        return None
     try:
         steps = check_steps(module)
     except Unsupported:
@@ -160,7 +158,9 @@ def _reduced(module: Any, aggregation: Any, messages: Any, index: Tensor, num_ds
                 return out if reduce == "sum" else out / _counts(messages, index, num_dst, 0).view(-1, 1)
             dim %= dims
             trailing = (1,) * (dims - dim - 1)
-            column, out = index.view(-1, *trailing).expand_as(messages), messages.new_zeros(_sized(messages, dim, num_dst))
+            column, size = index.view(-1, *trailing).expand_as(messages), [*messages.shape]
+            size[dim] = num_dst
+            out = messages.new_zeros(size)
             if reduce in EXTREMA:
                 return out.scatter_reduce_(dim, column, messages, f"a{reduce}", include_self=False)
             out = out.scatter_add_(dim, column, messages)
@@ -178,12 +178,6 @@ def _may_add(messages: Tensor, index: Tensor) -> bool:
     if index.dtype is not torch.int64:
         return False
     return not (messages.requires_grad and torch.is_grad_enabled() and saved_tensors_are_watched())
-
-
-def _sized(messages: Tensor, dim: int, num_dst: int) -> list[int]:
-    size = [*messages.shape]
-    size[dim] = num_dst
-    return size
 
 
 def _counts(messages: Tensor, index: Tensor, num_dst: int, dim: int) -> Tensor:

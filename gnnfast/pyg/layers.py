@@ -414,7 +414,8 @@ def product(x: Any, module: Any, linear: type) -> Any:
     if few and type(module) is linear and "weight" not in own and "bias" not in own:
         parameters = own["_parameters"]
         try:
-            return linear_of(x, parameters["weight"], parameters["bias"])
+            weight, bias = parameters["weight"], parameters["bias"]
+            return linear_of(x, weight, bias) if x.is_cuda else functional.linear(x, weight, bias)
         except KeyError:  # somebody has parametrised them
             pass
     weight, bias = module.weight, module.bias
