@@ -40,7 +40,7 @@ def operand(name: str, t: object) -> str:
     assert isinstance(t, Tensor)
     if t.layout is not _STRIDED:
         return f"{name} has layout {t.layout}"
-    if has_kernels(t):
+    if (_CUDA and t.is_cuda) or (_CPU and t.is_cpu):  # has_kernels(), of which layers ask four times
         try:
             return f"the storage of {name} was emptied" if t.data_ptr() == 0 and t.numel() else ""
         except RuntimeError:  # one that a torch.func transform has left behind, as in a layer that caches

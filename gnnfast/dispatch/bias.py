@@ -18,8 +18,8 @@ _function_modes = torch._C._len_torch_function_stack
 if _native.cpu.loaded:
     from gnnfast.ops.bias import BIASED, LINEARS
 
-# Of rows that torch's sum takes four to five times as long over as a kernel does, from so many bytes on by more than the node keeps
-# the host (30 to 60 us beside an H200); wider ones it reads as fast.
+# Of rows that torch's sum takes four to five times as long over as a kernel does, from so many bytes on of all biases of a node by
+# more than that keeps the host (30 to 60 us beside an H200); wider ones it reads as fast.
 FEWEST_BYTES, MOST_WIDTH = 64 << 20, 512
 FEWEST_ROWS = FEWEST_BYTES // (MOST_WIDTH * 8)
 
@@ -31,14 +31,14 @@ def linear(x: Any, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return LINEARS(x, weight, bias)[0]  # type: ignore[no-any-return]
 
 
-def linears(x: Any, *parameters: Any) -> Sequence[Tensor] | None:
-    """What linear layers, each a weight and a bias or ``None``, make of the same rows, as one node of autograd. ``None``: torch's
-    own are as fast, or nobody but a module knows what they make."""
+def linears(x: Any, *parameters: Any) -> Sequence[Tensor]:
+    """What linear layers, each a weight and a bias or ``None``, make of the same rows: where it is worth it, as one node of
+    autograd."""
     weights, biases = parameters[::2], parameters[1::2]
-    pays = any(bias is not None and _pays(x, bias) for bias in biases)
-    if not pays or any(weight is None for weight in weights) or not _fit(x, *parameters):
-        return None
-    return LINEARS(x, *parameters)  # type: ignore[no-any-return]
+    given = [bias for bias in biases if bias is not None]
+    if given and _pays(x, *given) and _fit(x, *parameters):
+        return LINEARS(x, *parameters)  # type: ignore[no-any-return]
+    return [functional.linear(x, weight, bias) for weight, bias in zip(weights, biases)]
 
 
 def biased(x: Tensor, bias: Tensor) -> Tensor:
@@ -46,20 +46,22 @@ def biased(x: Tensor, bias: Tensor) -> Tensor:
     return BIASED(x, bias) if _pays(x, bias) and x.shape[1] == bias.shape[0] else x + bias  # type: ignore[no-any-return]
 
 
-def _pays(x: Any, bias: Tensor) -> bool:
-    """Whether the gradient of a ``bias [F]`` of as many rows as ``x`` has is worth a node of its own."""
+def _pays(x: Any, *biases: Tensor) -> bool:
+    """Whether the gradients of ``biases [F]`` of as many rows as ``x`` has are worth a node of their own."""
     # Where torch traces, to look at a parameter would be part of the trace.
     if type(x) is not Tensor or not x.is_cuda or guards.tracing_state() is not None or torch.compiler.is_dynamo_compiling():
         return False
-    if not (bias.requires_grad and torch.is_grad_enabled()):
+    if x.dim() != 2 or x.dtype not in FEATURE_DTYPES or not torch.is_grad_enabled():
         return False
-    width, least = bias.numel(), FEWEST_BYTES * relative_bandwidth()
-    if x.dim() != 2 or bias.dim() != 1 or width > MOST_WIDTH or x.shape[0] * width * bias.element_size() < least:
+    width = 0
+    for bias in biases:
+        width += bias.numel() if bias.requires_grad and bias.dim() == 1 and bias.shape[0] <= MOST_WIDTH else 0
+    if x.shape[0] * width * x.element_size() < FEWEST_BYTES * relative_bandwidth():
         return False
-    if x.dtype is not bias.dtype or x.dtype not in FEATURE_DTYPES or torch.is_autocast_enabled("cuda"):
+    if any(bias.dtype is not x.dtype or guards.operand("bias", bias) for bias in biases) or guards.operand("x", x):
         return False
     # A mode sees other functions in torch's backward pass than what it made of those of the forward pass.
-    return not (_function_modes() or guards.context() or guards.operand("x", x) or guards.operand("bias", bias))
+    return not (torch.is_autocast_enabled("cuda") or _function_modes() or guards.context())
 
 
 def _fit(x: Tensor, *parameters: Tensor | None) -> bool:

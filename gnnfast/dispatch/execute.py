@@ -378,9 +378,12 @@ def fuses(dropout: float, heads: int) -> bool:
 
 def _prepare(graph: Graph, place: str, dropout: float, *operands: Tensor) -> tuple[Matrix, bool, Tensor | None]:
     """The graph's arguments, whether a gradient is needed, and the seed of the dropout: one that torch's generator gives."""
-    x = operands[0]
-    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
-    args = graph.args(needs_grad, max(t.shape[1] for t in operands if t.dim() == 2) * x.element_size())
+    x, needs_grad, width = operands[0], False, 0
+    for t in operands:
+        needs_grad = needs_grad or t.requires_grad
+        width = max(width, t.shape[1]) if t.dim() == 2 else width
+    needs_grad = needs_grad and torch.is_grad_enabled()
+    args = graph.args(needs_grad, width * x.element_size())
     seed = torch.empty(1, dtype=torch.int64, device=x.device).random_() if dropout else None
     if not torch.compiler.is_compiling():
         if graph.is_cuda:

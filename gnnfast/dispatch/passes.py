@@ -20,6 +20,7 @@ from gnnfast.types import EXTREMA, REDUCTIONS, TIES, Matrix
 
 if _native.cpu.loaded:
     from gnnfast.ops.attention import MOST_DROP_HEADS, held_width, kept_scale
+    from gnnfast.ops.bias import column_sums
     from gnnfast.ops.edge_softmax import EDGE_SOFTMAX
     from gnnfast.ops.layer import Coo, Formats
     from gnnfast.ops.multi_reduce import MULTI_REDUCE
@@ -210,7 +211,7 @@ def pair_attention_gradients(
     (query, key, value, att, edge, out, grad), narrowed = _held(key, heads, query, key, value, att, edge, out, grad)
     given = query, key, value, att, edge, out, stats, grad, heads, number, dropout, seed
     to_query, to_key, third, to_edge = run(_ops.pair_attention_backward.default, *args, *given)
-    third = third if att is None else third.sum(0)
+    third = third if att is None else column_sums(third)
     return narrowed(to_query), narrowed(to_key), narrowed(third), None if edge is None else narrowed(to_edge)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import operator
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -69,12 +70,11 @@ class Costs(NamedTuple):
         return sum(c * v for c, v in zip(getattr(self, kernel), values))
 
 
-@lru_cache(maxsize=4096)
 def gas_or_convert(num_src: int, num_dst: int, num_edges: int, width: int, itemsize: int) -> tuple[float, float]:
     """By how many milliseconds an aggregation over COO is slower than over a format, and what making the format takes."""
-    measured, values = costs(itemsize), terms(num_src, num_dst, num_edges, width, itemsize)
-    gar = measured.of("gar", values)
-    return max(measured.of("gas", values) - gar, 0.0), max(measured.of("convert_gar", values) - gar, 0.0)
+    values = terms(num_src, num_dst, num_edges, width, itemsize)
+    slower, converting = (sum(map(operator.mul, costs, values)) for costs in beyond_gar(itemsize))
+    return max(slower, 0.0), max(converting, 0.0)
 
 
 def terms(num_src: int, num_dst: int, num_edges: int, width: int, itemsize: int) -> tuple[float, ...]:
@@ -88,6 +88,13 @@ def costs(itemsize: int) -> Costs:
     """The calibration that ships, for features of 2 or of 4 and more bytes."""
     table: dict[str, Any] = json.loads(Path(__file__).with_name("calibration.json").read_text())
     return Costs(**table["costs"]["2" if itemsize == 2 else "4"])
+
+
+@lru_cache
+def beyond_gar(itemsize: int) -> tuple[tuple[float, ...], ...]:
+    """The coefficients of what GAS and a conversion cost more than a format that is there: each graph that is new asks."""
+    gas, convert_gar, gar = costs(itemsize)
+    return tuple(tuple(map(operator.sub, of, gar)) for of in (gas, convert_gar))
 
 
 CONVERTED = Choice("gar", "CSR exists")

@@ -15,6 +15,7 @@ from gnnfast.graph import Graph, ids
 from gnnfast.graph.formats import BY_DST
 
 if _native.cpu.loaded:
+    from gnnfast.ops.bias import column_sums
     from gnnfast.ops.multi_reduce import differentiable
     from gnnfast.ops.softmax_reduce import SOFTMAX_REDUCE, composed
     from gnnfast.ops.spmm import apply_of, call, run
@@ -73,7 +74,7 @@ class _OfMessages(torch.autograd.Function):
             again = differentiable(lambda m, t: composed(m, dst.long(), grad.shape[0], t, scale), (messages, t), needs, grad)
             return *again, None, None, None
         to_x, to_t = run(_ops.softmax_reduce_edges.default, dst, messages, t, scale, most, grad / total, out, needs[1])
-        return to_x if needs[0] else None, to_t.sum(0) if needs[1] else None, None, None, None
+        return to_x if needs[0] else None, column_sums(to_t) if needs[1] else None, None, None, None
 
 
 if _native.cpu.loaded:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnfast.ops.attention import kept_scale
+from gnnfast.ops.bias import column_sums
 from gnnfast.ops.spmm import Formula, edges, register, run
 from gnnfast.types import split
 
@@ -66,7 +67,8 @@ def _backward(ctx: Any, graph: Any, kept: Any, needs: Any, grad: Tensor) -> tupl
         return *_composed(graph, (query, key, value, att, edge), needs, grad, ctx.numbers, seed), *(None,) * 5
     given = query, key, value, att, edge, out, stats, grad, *ctx.numbers, seed
     to_query, to_key, third, to_edge = run(_ops.pair_attention_backward.default, *graph, *given)
-    found = to_query, to_key, third if att is None else None, third.sum(0) if att is not None and needs[3] else None, to_edge
+    to_att = column_sums(third) if att is not None and needs[3] else None
+    found = to_query, to_key, third if att is None else None, to_att, to_edge
     return *(t if need else None for t, need in zip(found, needs)), *(None,) * 5
 
 

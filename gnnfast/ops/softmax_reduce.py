@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnfast.ops.bias import column_sums
 from gnnfast.ops.multi_reduce import differentiable
 from gnnfast.ops.spmm import Formula, edges, register, run
 from gnnfast.types import Matrix, split
@@ -58,7 +59,7 @@ def _backward(ctx: Any, graph: Matrix, saved: Any, needs: Any, grad: Tensor) -> 
         return *again, None, None
     way = graph.transposed
     to_x, to_t = run(_ops.softmax_reduce_backward.default, *way, x, t, ctx.scale, most, grad / total, out, needs[1])
-    return to_x if needs[0] else None, to_t.sum(0) if needs[1] else None, None, None
+    return to_x if needs[0] else None, column_sums(to_t) if needs[1] else None, None, None
 
 
 SOFTMAX_REDUCE = register(Formula(_ops.softmax_reduce.default, _keep, _backward, hides=True))

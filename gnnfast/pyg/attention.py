@@ -58,7 +58,8 @@ def _make_conv(parts: Parts) -> Callable[[FunctionType], Callable[..., Any]]:
                 _check(known, parts, module, pair, edge_index, edge_attr, size, weights)
                 graph, looped = graph_of_layer(module, pair, edge_index, bool(weights) or edge_attr is not None)
                 # Made before PyG's own parts run, so that nothing of a layer runs twice.
-                graph.args(csc=torch.is_grad_enabled())
+                if not graph.has(torch.is_grad_enabled()):
+                    graph.args(csc=torch.is_grad_enabled())
                 given = None if edge_attr is None else _of_edges(parts, module, edge_index, edge_attr, graph)
             except Unsupported as error:
                 ran(place, "in parts", str(error))  # which say themselves how they ran
@@ -191,23 +192,24 @@ def summed_dtype(t: Tensor) -> torch.dtype:
 
 def as_summed(t: Tensor) -> Tensor:
     """Rows in the dtype in which they are summed."""
-    return t.to(dtype) if (dtype := summed_dtype(t)) is not t.dtype else t
+    return t.to(summed_dtype(t)) if torch.is_autocast_enabled(t.device.type) else t
 
 
 def check_tensors(pair: Any, like: Any, edge_index: Any) -> None:
     """Raises Unsupported if kernels do not take features, a parameter and edges together."""
-    for name, t in (("x", pair[0]), ("x", pair[1]), ("att", like)):
-        reason = guards.operand(name, t)
-        if reason:
-            raise Unsupported(reason)
+    x, x_dst = pair
+    reason = guards.operand("x", x) or (x_dst is not x and guards.operand("x", x_dst)) or guards.operand("att", like)
+    if reason:
+        raise Unsupported(reason)
     if type(edge_index) is not Tensor or edge_index.layout is not torch.strided or edge_index.dtype not in INDEX_DTYPES:
         raise Unsupported(f"edge_index is a {type(edge_index).__name__}")
-    device, dtypes = edge_index.device, {like.dtype, pair[0].dtype, pair[1].dtype}
+    device, dtypes = edge_index.device, {like.dtype, x.dtype, x_dst.dtype}
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or guards.operand("edge_index", edge_index):
         raise Unsupported(f"edge_index has shape {list(edge_index.shape)}")
     if len(dtypes) > 1:
         dtypes = {summed_dtype(t) for t in (like, *pair)}
-    if len(dtypes) > 1 or not dtypes.issubset(FEATURE_DTYPES) or any(t.device != device or t.dim() != 2 for t in pair):
+    fits = x.device == device == x_dst.device and x.dim() == 2 == x_dst.dim()
+    if not fits or len(dtypes) > 1 or not dtypes.issubset(FEATURE_DTYPES):
         raise Unsupported("features, parameters and edge_index do not agree in dtype or device")
 
 
@@ -270,7 +272,7 @@ def check_layer(known: Any, parts: Parts, module: Any) -> None:
     if own["node_dim"] != 0 or own["flow"] != "source_to_target":
         raise Unsupported("an option is not served")
     modules = own["_modules"]
-    if not any(all(modules.get(name) is not None for name in names) for names in parts.linears):
+    if not any(None not in map(modules.get, names) for names in parts.linears):
         raise Unsupported("linear layers are missing")
     if type(own.get("negative_slope", 0)) not in (int, float):
         raise Unsupported("an option is not served")
@@ -391,11 +393,12 @@ def _columns_with_loops(module: Any, given: OfEdges, graph: Any, looped: Tensor)
 def gatv2_operands(module: Any, x: Any, pair: Any) -> tuple[Tensor | None, Tensor, Tensor]:
     """The residual, and the projected features of sources ``[N, H C]`` and destinations ``[M, H C]``."""
     res = None if getattr(module, "res", None) is None else module.res(pair[1])
+    lin_l, lin_r = module._modules["lin_l"], module._modules["lin_r"]
     if type(x) is tuple or module.share_weights:
-        left = as_summed(module.lin_l(pair[0]))
-        return res, left, as_summed(module.lin_r(pair[1])) if type(x) is tuple else left
-    left, right = map(as_summed, products(pair[0], (module.lin_l, module.lin_r)))
-    return res, left, right
+        left = as_summed(lin_l(pair[0]))
+        return res, left, as_summed(lin_r(pair[1])) if type(x) is tuple else left
+    left, right = products(pair[0], (lin_l, lin_r))
+    return res, as_summed(left), as_summed(right)
 
 
 def transformer_operands(module: Any, pair: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -404,7 +407,8 @@ def transformer_operands(module: Any, pair: Any) -> tuple[Tensor, Tensor, Tensor
     if pair[0] is not pair[1]:
         query, key, value = module.lin_query(pair[1]), module.lin_key(pair[0]), module.lin_value(pair[0])
         return as_summed(query), as_summed(key), as_summed(value), None
-    lins = module.lin_query, module.lin_key, module.lin_value, *((module.lin_skip,) if module.root_weight else ())
+    modules = module._modules
+    lins = modules["lin_query"], modules["lin_key"], modules["lin_value"], *((modules["lin_skip"],) if module.root_weight else ())
     query, key, value, *skip = products(pair[0], lins)
     return as_summed(query), as_summed(key), as_summed(value), skip[0] if skip else None
 
@@ -414,7 +418,7 @@ def _gatv2(
 ) -> Any:
     heads, width = module.heads, module.out_channels
     res, left, right = gatv2_operands(module, x, pair)
-    shape, att = heads * width, module.att
+    shape, att = heads * width, module._parameters["att"]
     fits = _is_plain(left, (graph.num_src, shape), att) and _is_plain(right, (graph.num_dst, shape), att)
     out: Tensor | None = None
     how: Any = dict(dropout=dropout_of(module), place=place)
@@ -542,10 +546,11 @@ def _of_heads(module: Any, out: Tensor, last: bool) -> Tensor:
 
 def finish(module: Any, out: Tensor, res: Tensor | None, fused: bool) -> Tensor:
     """What a layer does with the rows of heads; ``fused``: what they are is needed in the backward pass."""
-    out = _of_heads(module, out, fused and res is None and module.bias is None)
+    bias = module.bias
+    out = _of_heads(module, out, fused and res is None and bias is None)
     if res is not None:
         out = out + res
-    return out if module.bias is None else biased(out, module.bias)
+    return out if bias is None else biased(out, bias)
 
 
 def _is_plain(t: Any, shape: tuple[int, int], like: Tensor) -> bool:

@@ -424,12 +424,18 @@ def product(x: Any, module: Any, linear: type) -> Any:
 
 
 def products(x: Any, lins: Sequence[Any]) -> Sequence[Tensor]:
-    """What linear layers make of the same features: of many on a GPU by one node of autograd, if their calls are products alone."""
-    out = None
-    many = type(x) is Tensor and x.is_cuda and not torch.compiler.is_compiling() and x.dim() == 2 and x.shape[0] >= FEWEST_ROWS
-    if many and (x.requires_grad or not features.large(x)) and all(map(is_product, lins)):  # else they may be sparse
-        out = linears(x, *(lin._parameters.get(name) for lin in lins for name in ("weight", "bias")))
-    return [lin(x) for lin in lins] if out is None else out
+    """What linear layers make of the same features: without calling them as modules, which takes as long as the product does on
+    small graphs, if that is a product alone."""
+    if torch.compiler.is_compiling():
+        return [lin(x) for lin in lins]
+    hidden = type(x) is Tensor and (x.requires_grad or not features.large(x))  # else they may be used compressed
+    known = type(lins[0])
+    if hidden and is_linear(known) and all(is_product(lin, known) for lin in lins):
+        try:
+            return linears(x, *[lin._parameters[name] for lin in lins for name in ("weight", "bias")])
+        except KeyError:  # somebody has parametrised them
+            pass
+    return [lin(x) for lin in lins]
 
 
 def through(nn: Any, x: Any) -> Any:
@@ -641,9 +647,8 @@ def _num_dst(x_src: Tensor, x_dst: Any, size: Any) -> int:
 def _is_cheaper_first(module: Any, call: _Call) -> bool:
     """Whether ``aggregate(lin(x))`` is so much cheaper than ``lin(aggregate(x))`` that the order changes."""
     x, weight = call.x, call.lin._parameters["weight"]
-    place, change = call.place, f"{weight.shape[1]} -> {weight.shape[0]} features"
     if _is_csr(x):
-        ran(place, "linear first", change)  # in PyG's order they would have to be gathered
+        ran(call.place, "linear first", _change(weight))  # in PyG's order they would have to be gathered
         return True
     if x.dtype not in REORDERED:
         return False
@@ -667,8 +672,12 @@ def _is_cheaper_first(module: Any, call: _Call) -> bool:
     )
     if not linear_first(layer):
         return False
-    ran(place, "linear first", change)
+    ran(call.place, "linear first", _change(weight))
     return True
+
+
+def _change(weight: Tensor) -> str:
+    return f"{weight.shape[1]} -> {weight.shape[0]} features"
 
 
 def is_product(lin: Any, known: type | None = None) -> bool:
