@@ -9,6 +9,8 @@
 - Measured and compressed features (:data:`cache`, :mod:`gnnfast.features`): by constant features as they were; likewise.
 - Which features a layer has used, and which ``edge_index`` or edge weights were met before (:class:`Sightings`): by the tensor and
   its version, layer and use; the last 256 or more. Only says that they are worth looking at, which looks at them as they are then.
+- By how much aggregations over an ``edge_index`` on a GPU were slower for not being converted, before there was a graph of it
+  (:class:`Amounts`): by the tensor and its version; the last 1,024 or more. Only says when it is worth a format.
 - Which layers have met a graph twice (:data:`gnnfast.pyg.small.returning`): by the layer, let go with it, or after eight graphs
   that are new. Only says whether a first look is worth it.
 - An ``edge_index`` turned around, without or with all self loops, and several of them side by side (:data:`cache`,
@@ -392,6 +394,28 @@ class Sightings:
             self._met, self._older = {}, self._met
         self._met[full_key] = weakref.ref(t), t._version
         return older is not None and older[0]() is t and older[1] == t._version
+
+
+class Amounts:
+    """An amount for each of the tensors for which one was set last, as they were then; of others 0."""
+
+    MOST = 1024  # that were set since the older ones were forgotten
+
+    def __init__(self) -> None:
+        self._set: dict[int, tuple[weakref.ref[Tensor], int, float]] = {}
+        self._older: dict[int, tuple[weakref.ref[Tensor], int, float]] = {}
+
+    def of(self, t: Tensor) -> float:
+        """The amount of a tensor."""
+        key = id(t)
+        found = self._set.get(key) or self._older.get(key)
+        return found[2] if found is not None and found[0]() is t and found[1] == t._version else 0.0
+
+    def set(self, t: Tensor, amount: float) -> None:
+        """Sets it."""
+        if len(self._set) >= self.MOST:
+            self._set, self._older = {}, self._set
+        self._set[id(t)] = weakref.ref(t), t._version, amount
 
 
 class _Origin:

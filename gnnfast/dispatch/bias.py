@@ -21,7 +21,6 @@ if _native.cpu.loaded:
 # Of rows that torch's sum takes four to five times as long over as a kernel does, from so many bytes on of all biases of a node by
 # more than that keeps the host (30 to 60 us beside an H200); wider ones it reads as fast.
 FEWEST_BYTES, MOST_WIDTH = 64 << 20, 512
-FEWEST_ROWS = FEWEST_BYTES // (MOST_WIDTH * 8)
 
 
 def linear(x: Any, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -46,6 +45,11 @@ def biased(x: Tensor, bias: Tensor) -> Tensor:
     return BIASED(x, bias) if _pays(x, bias) and x.shape[1] == bias.shape[0] else x + bias  # type: ignore[no-any-return]
 
 
+def are_many(x: Tensor, width: int) -> bool:
+    """Whether as many rows as ``x`` has, of ``width`` of its numbers, are so many bytes."""
+    return x.shape[0] * width * x.element_size() >= FEWEST_BYTES * relative_bandwidth()
+
+
 def _pays(x: Any, *biases: Tensor) -> bool:
     """Whether the gradients of ``biases [F]`` of as many rows as ``x`` has are worth a node of their own."""
     # Where torch traces, to look at a parameter would be part of the trace.
@@ -56,7 +60,7 @@ def _pays(x: Any, *biases: Tensor) -> bool:
     width = 0
     for bias in biases:
         width += bias.numel() if bias.requires_grad and bias.dim() == 1 and bias.shape[0] <= MOST_WIDTH else 0
-    if x.shape[0] * width * x.element_size() < FEWEST_BYTES * relative_bandwidth():
+    if not width or not are_many(x, width):
         return False
     if any(bias.dtype is not x.dtype or guards.operand("bias", bias) for bias in biases) or guards.operand("x", x):
         return False

@@ -181,6 +181,30 @@ def linear_layer(
     return layer(needs_grad, a, first, product, x, lin_weight, bias, x_dst, root)
 
 
+def listed_layer(
+    ends: tuple[Tensor, Tensor], operands: Linear, reduce: str, regret: float, place: str
+) -> tuple[Tensor, float] | None:
+    """The same with the aggregation first, over ``ends`` (destinations and sources) on a GPU of as many nodes as ``operands`` have
+    rows, from which no graph is made; and the regret after it, of which there was some before. ``None`` where a format pays, or
+    something else is asked for."""
+    current, grad_enabled = settings(), torch.is_grad_enabled()
+    x, lin_weight, bias, _, root = operands
+    needs_grad = grad_enabled and _others_need_grad(operands)
+    if not current.is_free or (grad_enabled and not needs_grad and bias is not None and bias.requires_grad):
+        return None
+    (nodes, width), csc = x.shape, grad_enabled and x.requires_grad
+    statistics = Statistics("cuda", nodes, nodes, ends[0].shape[0], False, True, regret)
+    request = Request(reduce, csc, torch.are_deterministic_algorithms_enabled(), width, x.element_size())
+    choice = select(statistics, request, current)
+    if choice.kernel != "gas":
+        return None
+    ids.check()
+    ids.watch(ends[0])
+    ran(place, f"gas {reduce} and linear", choice.reason)
+    a = Coo(ends, None, nodes, nodes, reduce == "mean")
+    return layer(needs_grad, a, False, None, x, lin_weight, bias, None, root), regret + choice.regret
+
+
 def adjacency(graph: Graph, choice: Choice, weight: Tensor | None, reduce: str, csc: bool, row_bytes: int) -> Formats | Coo:
     """The graph with its constant weights, as a sum or mean, in the form that the chosen kernel takes."""
     coo = graph.coo if choice.kernel == "gas" else None
@@ -191,7 +215,10 @@ def adjacency(graph: Graph, choice: Choice, weight: Tensor | None, reduce: str, 
 
 
 def _others_need_grad(operands: Linear) -> bool:
-    return any(t is not None and t.requires_grad for t in operands._replace(bias=None))
+    x, lin_weight, _, x_dst, root = operands
+    if x.requires_grad or lin_weight.requires_grad or (root is not None and root.requires_grad):
+        return True
+    return x_dst is not None and x_dst.requires_grad
 
 
 def dot(graph: Graph, a: Tensor, b: Tensor, heads: int, place: str) -> Tensor:

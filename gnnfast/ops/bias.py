@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gnnfast import guards
-from gnnfast.ops.spmm import Formula, apply_of, call, register
+from gnnfast.ops.spmm import Formula, apply_of, call, register, run
 from gnnfast.types import FEATURE_DTYPES
 
 _ops = torch.ops.gnnfast
@@ -41,7 +41,8 @@ def column_sums(x: Tensor) -> Tensor:
     """``x.sum(0)`` of ``x [N, F]``, which can be differentiated. Always deterministic."""
     many = x.is_cuda and x.numel() * x.element_size() >= FEWEST_BYTES and x.dtype in FEATURE_DTYPES
     if many and not guards.context():  # as where gradients come in batches
-        return call(_COLUMN_SUMS, torch.is_grad_enabled() and x.requires_grad, (), x)  # type: ignore[no-any-return]
+        needs_grad = torch.is_grad_enabled() and x.requires_grad
+        return call(_COLUMN_SUMS, True, (), x) if needs_grad else run(_ops.column_sums.default, x)  # type: ignore[no-any-return]
     return x.sum(0)
 
 

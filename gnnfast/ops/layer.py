@@ -130,7 +130,7 @@ class Layer(torch.autograd.Function):
                 through = None if grad is None else grad.mm(lin_weight)
                 both = through is not None and to_hidden is not None
                 through = through + to_hidden if both else to_hidden if through is None else through
-                to_x = ctx.a.transpose_times(of_a, ctx.degree, through)
+                to_x = None if through is None else ctx.a.transpose_times(of_a, ctx.degree, through)
             if need_weight and grad is not None:
                 to_weight = grad.t().mm(multiplied)
         if grad is not None:

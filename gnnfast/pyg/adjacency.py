@@ -8,8 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from gnnfast import guards
-from gnnfast.cache import cache
+from gnnfast.cache import Amounts, cache
 from gnnfast.graph import Graph
+from gnnfast.graph.checks import MOST_EDGES
+from gnnfast.stream import is_capturing
 from gnnfast.types import INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
 
@@ -40,6 +42,29 @@ class _Running(threading.local):
 running = _Running()
 
 
+regrets = Amounts()  # of aggregations over graphs that were new, until there is a graph to count them
+
+
+def found_graph(edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) -> Graph | None:
+    """The cached graph of an edge list that is a plain tensor, if there is one."""
+    found = cache.find((edge_index,), ("edge_index", num_src, num_dst, to_target))
+    if found is not None:
+        cache.hits += 1
+    return found  # type: ignore[no-any-return]
+
+
+def ends_of_new(edge_index: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Destinations and sources of an edge list on a GPU of which nothing is kept, if it is one and a graph of it could be made."""
+    if not edge_index.is_cuda or edge_index.dtype not in INDEX_DTYPES or edge_index.shape[0] != 2 or running.graph is not None:
+        return None
+    if edge_index.shape[1] >= MOST_EDGES or edge_index.is_inference() or is_capturing() or guards.operand("edge_index", edge_index):
+        return None
+    if cache.origin(edge_index) is not None:
+        return None
+    src, dst = edge_index.unbind()
+    return dst, src
+
+
 def graph_of(edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) -> Graph:
     """The cached graph of an edge list. Raises Unsupported if it is none."""
     own, key = running.graph, key_of(num_src, num_dst, to_target)
@@ -63,6 +88,7 @@ def graph_of(edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) ->
             graph = Graph.from_checked(holder[-1], num_src, num_dst, to_target)
         except (TypeError, ValueError) as error:
             raise Unsupported(f"invalid input: {error}") from None
+        graph.edges.regret = regrets.of(edge_index)
     cache.add(holder, key, graph)
     return graph
 

@@ -20,16 +20,16 @@ from torch.nn import functional
 from gnnfast import features, guards
 from gnnfast.cache import Sightings
 from gnnfast.config import settings
-from gnnfast.dispatch.bias import FEWEST_ROWS, biased, linears
+from gnnfast.dispatch.bias import are_many, biased, linears
 from gnnfast.dispatch.bias import linear as linear_of
-from gnnfast.dispatch.execute import Linear, aggregate, linear_layer
+from gnnfast.dispatch.execute import Linear, aggregate, linear_layer, listed_layer
 from gnnfast.dispatch.select import FEW_BYTES, Layer, cannot_win, linear_first, saves_little
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.guards import tracing_state
 from gnnfast.hardware import relative_bandwidth
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import listed
-from gnnfast.pyg.adjacency import graph_of, running
+from gnnfast.pyg.adjacency import ends_of_new, found_graph, graph_of, regrets, running
 from gnnfast.pyg.known import is_linear
 from gnnfast.pyg.messages import GINE
 from gnnfast.pyg.norm import make_normalising, normalised, sharing
@@ -100,6 +100,10 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
         def forward(module: Any, x: Any, edge_index: Any, *rest: Any) -> Any:
             if (_has_kept_few(module) if form.normalised else _is_few(form, module, x, edge_index)) or guards.context():
                 return NotImplemented
+            if form.root:
+                out = _at_once(form, module, x, edge_index, rest)
+                if out is not None:
+                    return functional.normalize(out, p=2.0, dim=-1) if form.unit and getattr(module, form.unit) else out
             if form.hops and is_new_and_tiny(x, edge_index, module, "tiny sums cpu") and _keeps_order(form, module, edge_index):
                 return NotImplemented
             weight, size = (None if at is None else rest[at] for at in (at_weight, at_size))
@@ -116,6 +120,7 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
                 edge_index, weight, graph = normalise(module, call.x, call.edge_index, call.edge_weight, call.reduce, original)
                 call = call._replace(edge_index=edge_index, edge_weight=weight, graph=graph)
             out = _in_one(module, call, first)
+            parts.last = None if out is None or first else _Plain.of(call)
             if out is None:
                 if not first:
                     return in_order(module, x, edge_index, *rest)
@@ -125,6 +130,46 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
         return forward
 
     return make
+
+
+def _at_once(form: Form, module: Any, x: Any, edge_index: Any, rest: tuple[Any, ...]) -> Tensor | None:
+    """The layer where its call is like the last one, which was looked at as a whole: over a small graph that is new, what looks at
+    calls takes longer than kernels. ``None``: this one must be looked at, too."""
+    found = _parts.get(id(module))
+    if found is None or found[0]() is not module or type(x) is not Tensor or type(edge_index) is not Tensor:
+        return None
+    parts, own, training = found[1], module.__dict__, torch.is_grad_enabled()
+    last, lin, root = parts.last, parts.lin, parts.root
+    if last is None or rest[0] is not None or rest[-1] is not None or not last.holds(x, lin, root):
+        return None
+    if edge_index.layout is not _STRIDED or edge_index.dim() != 2 or edge_index.device != last.device:
+        return None
+    nodes, reduce, place, ends = x.shape[0], parts.reduce, parts.verdict.place, None
+    graph = found_graph(edge_index, nodes, nodes, True)
+    if graph is None:
+        ends = ends_of_new(edge_index)
+        if ends is None:
+            return None
+    if not parts.hold(form, module) or not is_product(root, type(lin)) or (form.has_root and not own.get(form.has_root)):
+        return None
+    if (training and saved_tensors_are_watched()) or torch.is_autocast_enabled(last.device.type) or guards.operand("x", x):
+        return None
+    if features.large(x) and not x.requires_grad:
+        return None
+    if not saves_little(last.device.type, edge_index.shape[1], last.width, last.weight.shape[0], 1):
+        return None
+    operands = Linear(x, last.weight, last.bias, None, last.root)
+    try:
+        if graph is not None:
+            return linear_layer(graph, operands, None, reduce, first=False, place=place, owners=(module, root))
+        assert ends is not None
+        made = listed_layer(ends, operands, reduce, regrets.of(edge_index), place)
+    except (Unsupported, IndexError, ValueError):
+        return None
+    if made is None:
+        return None
+    regrets.set(edge_index, made[1])
+    return made[0]
 
 
 def _is_few(form: Form, module: Any, x: Any, edge_index: Any) -> bool:
@@ -220,7 +265,7 @@ class _Parts:
     """What was found out about a layer. It holds while its parts, options and functions are the same and nobody watches them, which
     each call asks again (:meth:`hold`): a few operations, since on small graphs they take as long as kernels."""
 
-    __slots__ = ("aggr", "fetch", "hops", "lin", "options", "reduce", "root", "verdict", "watch")
+    __slots__ = ("aggr", "code", "fetch", "hops", "last", "lin", "options", "reduce", "root", "verdict", "watch")
 
     def __init__(self, form: Form, known: Any, module: Any, weighted: bool) -> None:
         """Raises Unsupported if the layer is not what it declares."""
@@ -247,7 +292,8 @@ class _Parts:
             raise Unsupported("an option is not served")
         if form.root and own["flow"] != "source_to_target":
             raise Unsupported("flow is target_to_source")
-        self.hops = hops
+        self.hops, self.code = hops, cls.propagate.__code__ if is_dispatched(cls.propagate) else None
+        self.last: _Plain | None = None
 
     def hold(self, form: Form, module: Any) -> bool:
         own = module.__dict__
@@ -263,7 +309,7 @@ class _Parts:
             and own.get("_cached_x") is None
             and not (form.bias and lin._parameters.get("bias") is not None)
             and self.watch.of_instance(cls, own, aggr) is self.verdict
-            and is_dispatched(cls.propagate)
+            and cls.propagate.__code__ is self.code
             and is_linear(type(lin))
         )
 
@@ -272,6 +318,45 @@ class _Parts:
 def _fetcher(form: Form) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
     """What gets the options from a layer that decide how it is computed."""
     return operator.itemgetter("flow", "node_dim", *form.refused, *((form.hops,) if form.hops else ()))
+
+
+class _Plain(NamedTuple):
+    """The parameters of a layer in a call that has one tensor of features ``[N, width]`` and no weights, and in which all was found
+    to fit: the next one only asks whether it is like that."""
+
+    weight: Tensor
+    bias: Tensor | None
+    root: Tensor
+    width: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, call: _Call) -> _Plain | None:
+        """That of a call, if it is one."""
+        x, weight = call.x, call.lin._parameters["weight"]
+        if call.root is None or call.x_dst is not x or call.edge_weight is not None:
+            return None
+        return cls(weight, call.bias, call.root._parameters["weight"], x.shape[1], x.dtype, x.device)
+
+    def holds(self, x: Tensor, lin: Any, root: Any) -> bool:
+        """Whether the parameters are these, still of the shape and where they were, and features fit as those did."""
+        weight, bias, root_weight, width, dtype, device = self
+        of_lin, of_root, shape = lin._parameters, root._parameters, (weight.shape[0], width)
+        if of_lin.get("weight") is not weight or of_lin.get("bias", self) is not bias or of_root.get("weight") is not root_weight:
+            return False
+        if (
+            x.dtype is not dtype
+            or x.dim() != 2
+            or x.shape[1] != width
+            or x.device != device
+            or of_root.get("bias", self) is not None
+        ):
+            return False
+        for t in (weight, root_weight):
+            if t.shape != shape or t.dtype is not dtype or t.device != device:
+                return False
+        return bias is None or (bias.shape == shape[:1] and bias.dtype is dtype and bias.device == device)
 
 
 _parts: dict[int, tuple[weakref.ref[Any], _Parts]] = {}
@@ -440,14 +525,24 @@ def products(x: Any, lins: Sequence[Any]) -> Sequence[Tensor]:
 
 def through(nn: Any, x: Any) -> Any:
     """``nn(x)``, its linear layers with many rows on a GPU as :func:`gnnfast.dispatch.bias.linear` has them."""
-    many = type(x) is Tensor and x.is_cuda and x.dim() == 2 and x.shape[0] >= FEWEST_ROWS and torch.is_grad_enabled()
-    if not many or not isinstance(nn, torch.nn.Module) or any(global_hooks) or nn._compiled_call_impl is not None:
+    rows = type(x) is Tensor and x.is_cuda and x.dim() == 2 and torch.is_grad_enabled()
+    if not rows or not isinstance(nn, torch.nn.Module) or not are_many(x, _widest_bias(nn)):
+        return nn(x)
+    if any(global_hooks) or nn._compiled_call_impl is not None:
         return nn(x)
     if type(nn) is torch.nn.Sequential and is_plain(nn):
         for part in nn._modules.values():
             x = through(part, x)
         return x
     return product(x, nn, type(nn)) if is_product(nn) else nn(x)
+
+
+def _widest_bias(nn: torch.nn.Module) -> int:
+    """The length of the longest bias of a module, or of those that run in turn."""
+    if type(nn) is torch.nn.Sequential:
+        return max(map(_widest_bias, nn._modules.values()), default=0)  # type: ignore[arg-type]
+    bias = nn._parameters.get("bias")
+    return 0 if bias is None else bias.numel()
 
 
 def _multiplied(x: Any, weight: Any, bias: Any, module: Any) -> Tensor | None:
