@@ -21,6 +21,7 @@ if _native.cpu.loaded:
 # Of rows that torch's sum takes four to five times as long over as a kernel does, from so many bytes on of all biases of a node by
 # more than that keeps the host (30 to 60 us beside an H200); wider ones it reads as fast.
 FEWEST_BYTES, MOST_WIDTH = 64 << 20, 512
+FEWEST_ROWS = FEWEST_BYTES // (MOST_WIDTH * 8)
 
 
 def linear(x: Any, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -52,7 +52,7 @@ def _compile(steps: Steps) -> Callable[..., Any]:
     took as long as torch's operations over 200 edges."""
     if len(_compiled) >= _MOST:
         _compiled.clear()
-    scope = {"Tensor": Tensor, "reduced": _reduced}
+    scope = {"Tensor": Tensor, "reduced": reduced}
     exec(_source(steps), scope)
     run: Any = scope["run"]
     _compiled[id(steps)] = steps, run
@@ -140,7 +140,7 @@ def rule_of(module: Any) -> Steps | None:
     return steps if steps.reduce and steps.collected is not None else None
 
 
-def _reduced(module: Any, aggregation: Any, messages: Any, index: Tensor, num_dst: int, reduce: str) -> Any:
+def reduced(module: Any, aggregation: Any, messages: Any, index: Tensor, num_dst: int, reduce: str) -> Any:
     """What PyG's ``aggregate()``, with an ``aggregation`` that is a ``reduce``, makes of messages."""
     dim, dims = module.node_dim, messages.dim() if type(messages) is Tensor else 0
     if module.__dict__["_modules"]["aggr_module"] is not aggregation or not is_plain(aggregation):  # message() has changed it

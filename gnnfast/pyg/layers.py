@@ -20,7 +20,7 @@ from torch.nn import functional
 from gnnfast import features, guards
 from gnnfast.cache import Sightings
 from gnnfast.config import settings
-from gnnfast.dispatch.bias import are_many, biased, linears
+from gnnfast.dispatch.bias import FEWEST_ROWS, are_many, biased, linears
 from gnnfast.dispatch.bias import linear as linear_of
 from gnnfast.dispatch.execute import Linear, aggregate, linear_layer, listed_layer
 from gnnfast.dispatch.select import FEW_BYTES, Layer, cannot_win, linear_first, saves_little
@@ -30,6 +30,7 @@ from gnnfast.hardware import relative_bandwidth
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import listed
 from gnnfast.pyg.adjacency import ends_of_new, found_graph, graph_of, regrets, running
+from gnnfast.pyg.as_written import reduced
 from gnnfast.pyg.known import is_linear
 from gnnfast.pyg.messages import GINE
 from gnnfast.pyg.norm import make_normalising, normalised, sharing
@@ -43,6 +44,7 @@ from gnnfast.unsupported import Unsupported
 _PLAIN = ("add", "sum", "mean", "max", "min")
 _methods = operator.attrgetter("message", "aggregate", "update", "message_and_aggregate", "forward")
 _STRIDED = torch.strided
+_function_modes = torch._C._len_torch_function_stack
 
 
 class Form(NamedTuple):
@@ -98,12 +100,18 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
         in_order = make_normalising(original, False) if form.normalised and not form.first else lambda *_: NotImplemented
 
         def forward(module: Any, x: Any, edge_index: Any, *rest: Any) -> Any:
-            if (_has_kept_few(module) if form.normalised else _is_few(form, module, x, edge_index)) or guards.context():
+            few = _has_kept_few(module) if form.normalised else _is_few(form, module, x, edge_index)
+            if guards.context() or (few and not form.root):
                 return NotImplemented
-            if form.root:
-                out = _at_once(form, module, x, edge_index, rest)
+            if form.root and rest[0] is None and rest[-1] is None:
+                if few:
+                    out = _alone(form, parts_of(form, known, module, at_weight is not None), module, x, edge_index)
+                else:
+                    out = _at_once(form, module, x, edge_index)
                 if out is not None:
                     return functional.normalize(out, p=2.0, dim=-1) if form.unit and getattr(module, form.unit) else out
+            if few:
+                return NotImplemented
             if form.hops and is_new_and_tiny(x, edge_index, module, "tiny sums cpu") and _keeps_order(form, module, edge_index):
                 return NotImplemented
             weight, size = (None if at is None else rest[at] for at in (at_weight, at_size))
@@ -132,7 +140,34 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
     return make
 
 
-def _at_once(form: Form, module: Any, x: Any, edge_index: Any, rest: tuple[Any, ...]) -> Tensor | None:
+def _alone(form: Form, parts: _Parts | None, module: Any, x: Any, edge_index: Any) -> Tensor | None:
+    """A layer that is left to PyG for its size, by PyG's operations alone: on small graphs what calls them takes as long. ``None``:
+    PyG's forward must run."""
+    if parts is None or type(x) is not Tensor or edge_index.dtype is not torch.int64:
+        return None
+    if _function_modes() or (features.large(x) and not x.requires_grad):  # the former would see other calls than PyG's
+        return None
+    if parts.root is None or not is_product(parts.root, type(parts.lin)) or (form.has_root and not getattr(module, form.has_root)):
+        return None
+    of_lin, of_root, nodes = parts.lin._parameters, parts.root._parameters, x.shape[0]
+    try:
+        weights = of_lin["weight"], of_lin["bias"], of_root["weight"], of_root["bias"]
+        out = listed.aggregate(edge_index, True, None, x, nodes, parts.reduce) if listed.pays(edge_index, x) else NotImplemented
+        if out is NotImplemented:
+            src, dst = edge_index.unbind()
+            out = reduced(module, parts.aggr, x.index_select(0, src), dst, nodes, parts.reduce)
+        out = functional.linear(out, weights[0], weights[1]) + functional.linear(x, weights[2], weights[3])
+    except (KeyError, IndexError, ValueError, RuntimeError):  # somebody has parametrised it, or PyG raises its own
+        return None
+    left.edge_index = None
+    ran(parts.verdict.place, "PyG's own", ALONE)
+    return out
+
+
+ALONE = "too small to gain: its operations alone"
+
+
+def _at_once(form: Form, module: Any, x: Any, edge_index: Any) -> Tensor | None:
     """The layer where its call is like the last one, which was looked at as a whole: over a small graph that is new, what looks at
     calls takes longer than kernels. ``None``: this one must be looked at, too."""
     found = _parts.get(id(module))
@@ -140,7 +175,7 @@ def _at_once(form: Form, module: Any, x: Any, edge_index: Any, rest: tuple[Any, 
         return None
     parts, own, training = found[1], module.__dict__, torch.is_grad_enabled()
     last, lin, root = parts.last, parts.lin, parts.root
-    if last is None or rest[0] is not None or rest[-1] is not None or not last.holds(x, lin, root):
+    if last is None or not last.holds(x, lin, root):
         return None
     if edge_index.layout is not _STRIDED or edge_index.dim() != 2 or edge_index.device != last.device:
         return None
@@ -492,7 +527,8 @@ def _in_parts(module: Any, call: _Call, kwargs: dict[str, Any], weighted: bool, 
 
 def product(x: Any, module: Any, linear: type) -> Any:
     """``F.linear(x, module.weight, module.bias)`` of PyG's class of ``linear`` layers. Most inputs are hidden activations, or few
-    numbers: for these it only looks up parameters where they are, a microsecond less than as attributes of a module."""
+    numbers: for these it only looks up parameters where they are, a microsecond less than as attributes of a module, and asks
+    nothing else."""
     plain = type(x) is Tensor and x.layout is _STRIDED
     few = plain and (x.requires_grad or tracing_state() is not None or not features.large(x))
     own = module.__dict__
@@ -500,7 +536,8 @@ def product(x: Any, module: Any, linear: type) -> Any:
         parameters = own["_parameters"]
         try:
             weight, bias = parameters["weight"], parameters["bias"]
-            return linear_of(x, weight, bias) if x.is_cuda else functional.linear(x, weight, bias)
+            many = x.is_cuda and torch.is_grad_enabled() and tracing_state() is None and x.numel() >= FEWEST_ROWS
+            return linear_of(x, weight, bias) if many else functional.linear(x, weight, bias)
         except KeyError:  # somebody has parametrised them
             pass
     weight, bias = module.weight, module.bias
@@ -674,7 +711,7 @@ def _scattered(module: Any, x: Tensor, eps: Tensor, edge_index: Tensor, edge_att
             out = torch.zeros_like(x).scatter_add_(0, dst.unsqueeze(1).expand_as(messages), messages).add_(scaled)
     except RuntimeError as error:  # PyG raises its own
         raise Unsupported(str(error)) from None
-    ran(place, "PyG's own", "too small to gain: its operations alone")
+    ran(place, "PyG's own", ALONE)
     return out
 
 

@@ -1,4 +1,5 @@
-"""Layers whose calls are like the last one, of which little is asked: each way in which one can be unlike it."""
+"""Layers whose calls are like the last one, of which little is asked, and those that run as PyG's operations alone: each way in
+which a call can be unlike the one before."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from comparison import close, without
 from graphs import GRAPHS
 
 import gnnfast
+from gnnfast.dispatch.select import SMALL, Small
 from gnnfast.graph import ids
 from gnnfast.pyg import layers
 
@@ -33,10 +35,13 @@ LAYERS = {
 made_new = {"now": True}  # whether each call is over an ``edge_index`` of its own
 
 
-@pytest.fixture(autouse=True, params=["new graphs", "the same graph", "as listed"])
+@pytest.fixture(autouse=True, params=["new graphs", "the same graph", "as listed", "left"])
 def over_new_graphs(request, monkeypatch, device):
-    """On a CPU, too, as on a GPU, where there are no graphs of what is met for the first time."""
+    """Made in each call, or once; on a CPU, too, as on a GPU, where there are no graphs of what is met for the first time; and left
+    to PyG's operations for their size."""
     monkeypatch.setitem(made_new, "now", request.param != "the same graph")
+    if request.param == "left":
+        monkeypatch.setattr("gnnfast.dispatch.select.SMALL", SMALL)
     if request.param == "as listed":
         if device.type == "cuda":
             pytest.skip("a GPU has new graphs as they are listed anyway")
@@ -241,7 +246,8 @@ def test_second_derivatives_and_checkpoints(device):
     assert torch.autograd.gradcheck(functools.partial(lambda x: layer(x, new)), (x.clone().requires_grad_(),))
 
 
-def test_a_graph_that_comes_again_is_converted(device, monkeypatch):
+def test_a_graph_that_comes_again_is_converted(device, over_new_graphs, monkeypatch):
+    monkeypatch.setattr("gnnfast.dispatch.select.SMALL", dict.fromkeys(SMALL, Small(-1, -1)))
     if layers.ends_of_new(torch.zeros(2, 1, dtype=torch.int64, device=device)) is None:
         pytest.skip("on a CPU each new graph is kept")
     monkeypatch.setattr("gnnfast.dispatch.select.gas_or_convert", lambda *_: (1.0, 3.3))
