@@ -145,7 +145,7 @@ def _alone(form: Form, parts: _Parts | None, module: Any, x: Any, edge_index: An
     PyG's forward must run."""
     if parts is None or type(x) is not Tensor or edge_index.dtype is not torch.int64:
         return None
-    if _function_modes() or (features.large(x) and not x.requires_grad):  # the former would see other calls than PyG's
+    if _function_modes():  # which would see other calls than PyG's
         return None
     if parts.root is None or not is_product(parts.root, type(parts.lin)) or (form.has_root and not getattr(module, form.has_root)):
         return None
@@ -156,7 +156,9 @@ def _alone(form: Form, parts: _Parts | None, module: Any, x: Any, edge_index: An
         if out is NotImplemented:
             src, dst = edge_index.unbind()
             out = reduced(module, parts.aggr, x.index_select(0, src), dst, nodes, parts.reduce)
-        out = functional.linear(out, weights[0], weights[1]) + functional.linear(x, weights[2], weights[3])
+        out = functional.linear(out, weights[0], weights[1])
+        known = x.requires_grad or not features.large(x)  # else they may be used compressed
+        out = out + (functional.linear(x, weights[2], weights[3]) if known else parts.root(x))
     except (KeyError, IndexError, ValueError, RuntimeError):  # somebody has parametrised it, or PyG raises its own
         return None
     left.edge_index = None
