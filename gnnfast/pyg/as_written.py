@@ -1,7 +1,6 @@
 """``propagate`` as PyG writes it, where no kernel saves what asking for it takes: the operations of torch that PyG runs, in its
 order, without what it does around them, which takes as long as they do on a small graph. Results have on a CPU the same bits and,
-where they need a gradient, the same nodes of autograd, so that nothing but the time tells which ran. On a GPU the nodes are PyG's
-where somebody sees what they save."""
+where they need a gradient, the same nodes of autograd, so that nothing but the time tells which ran."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 from gnnfast import guards
-from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.patching import left_alone
 from gnnfast.pyg import listed
 from gnnfast.pyg.small import parts_are_few
@@ -152,9 +150,8 @@ def reduced(module: Any, aggregation: Any, messages: Any, index: Tensor, num_dst
     try:
         # With torch-scatter PyG takes its maxima where they get a gradient on a GPU.
         if dims and -dims <= dim < dims and (reduce in LINEAR or not (messages.requires_grad and messages.is_cuda)):
-            if dims == 2 and messages.is_cuda and dim in (0, -2) and reduce in LINEAR and _may_add(messages, index):
-                # Two calls less than scatter_add_ of an expanded index, where no order of adding is PyG's.
-                out = messages.new_zeros((num_dst, messages.size(1))).index_add_(0, index, messages)
+            if dims == 2 and messages.is_cuda and dim in (0, -2) and reduce in LINEAR and index.dtype is torch.int64:
+                out = sums(messages, index, num_dst)
                 return out if reduce == "sum" else out / _counts(messages, index, num_dst, 0).view(-1, 1)
             dim %= dims
             trailing = (1,) * (dims - dim - 1)
@@ -172,12 +169,12 @@ def reduced(module: Any, aggregation: Any, messages: Any, index: Tensor, num_dst
     return module.aggregate(messages, index=index, ptr=None, dim_size=num_dst)
 
 
-def _may_add(messages: Tensor, index: Tensor) -> bool:
-    """Whether PyG's ``scatter_add_`` takes the index, and nobody looks at what it saves for the backward pass, as checkpointing
-    does."""
-    if index.dtype is not torch.int64:
-        return False
-    return not (messages.requires_grad and torch.is_grad_enabled() and saved_tensors_are_watched())
+def sums(messages: Tensor, index: Tensor, num_dst: int) -> Tensor:
+    """Messages ``[E, F]`` on a GPU, where no order of adding is PyG's, summed by ``index [E]``: ``[num_dst, F]``."""
+    out = messages.new_zeros((num_dst, messages.size(1)))
+    if messages.requires_grad and torch.is_grad_enabled():
+        return out.scatter_add_(0, index.unsqueeze(1).expand_as(messages), messages)
+    return out.index_add_(0, index, messages)  # two calls less, but for its gradient it would keep the messages
 
 
 def _counts(messages: Tensor, index: Tensor, num_dst: int, dim: int) -> Tensor:

@@ -20,6 +20,7 @@ from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.patching import class_of
 from gnnfast.pyg import listed
 from gnnfast.pyg.adjacency import graph_of
+from gnnfast.pyg.as_written import sums
 from gnnfast.pyg.attention import check_tensors
 from gnnfast.pyg.coefficients import check_simple
 from gnnfast.pyg.known import replaced_in_hypergraph
@@ -77,7 +78,7 @@ def make_hypergraph_conv(original: FunctionType) -> Callable[..., Any]:
 
 def _add(row: Tensor, column: Tensor, weight: Tensor, x: Tensor, num_rows: int) -> Tensor:
     messages = x.index_select(0, column) * weight.unsqueeze(1)
-    return x.new_zeros(num_rows, x.shape[1]).index_add_(0, row, messages)
+    return sums(messages, row, num_rows)
 
 
 def _check(known: Any, module: Any, x: Any, edge_index: Any, weight: Any) -> None:

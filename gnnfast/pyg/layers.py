@@ -707,10 +707,11 @@ def _scattered(module: Any, x: Tensor, eps: Tensor, edge_index: Tensor, edge_att
         if edge_attr is not None:
             messages = (messages + (edge_attr if module.lin is None else module.lin(edge_attr))).relu()
         scaled = (1 + eps) * x
+        index = dst.unsqueeze(1).expand_as(messages)
         if x.is_cuda:  # where every launch counts, and no order of adding is PyG's
-            out = scaled.index_add_(0, dst, messages)
+            out = scaled.scatter_add_(0, index, messages)
         else:  # in PyG's order, which rounds alike
-            out = torch.zeros_like(x).scatter_add_(0, dst.unsqueeze(1).expand_as(messages), messages).add_(scaled)
+            out = torch.zeros_like(x).scatter_add_(0, index, messages).add_(scaled)
     except RuntimeError as error:  # PyG raises its own
         raise Unsupported(str(error)) from None
     ran(place, "PyG's own", ALONE)

@@ -21,6 +21,7 @@ from gnnfast.dispatch.execute import aggregate
 from gnnfast.dispatch.relations import Relations, check_bounds, filled, has_all_rows, kept_with_edges, multiplied
 from gnnfast.graph.checks import MOST_EDGES, MOST_NODES
 from gnnfast.patching import class_of, code_of, is_dispatched
+from gnnfast.pyg.as_written import sums
 from gnnfast.pyg.known import replaced_in_layer, replaced_in_relations
 from gnnfast.pyg.small import is_new_and_few
 from gnnfast.pyg.verdict import Steps, check_steps
@@ -90,7 +91,7 @@ def _add_edges(weight: Tensor, x_src: Tensor, x_dst: Tensor, edge_index: Tensor,
         of_type = torch.add(edge_type, dst, alpha=weight.shape[0])
         counts = torch.ops.gnnfast.degrees.default(of_type, nodes * weight.shape[0], weight.dtype)
         messages = messages * counts.index_select(0, of_type).reciprocal_().unsqueeze(1)
-    return messages.new_zeros(nodes, weight.shape[2]).index_add_(0, dst, messages)
+    return sums(messages, dst, nodes)
 
 
 def _is_new_and_few(module: Any, edge_index: Any) -> bool:

@@ -388,3 +388,41 @@ def test_second_derivatives(written):
     for _ in range(2):
         layer(x, edge_index)
     assert torch.autograd.gradgradcheck(lambda x: layer(x, edge_index), x.requires_grad_()) and written
+
+
+KEEPERS = {
+    "SAGE": lambda: nn.SAGEConv(F, F),
+    "Graph": lambda: nn.GraphConv(F, F),
+    "GIN": lambda: nn.GINConv(torch.nn.Linear(F, F)),
+    "LE": lambda: nn.LEConv(F, F),
+    "LG": lambda: nn.LGConv(),
+    "ResGated": lambda: nn.ResGatedGraphConv(F, F),
+    "Hypergraph": lambda: nn.HypergraphConv(F, F),
+}
+
+
+def kept_bytes(out):
+    """Bytes of what the nodes of autograd behind a tensor keep, each storage once."""
+    found, behind, storages = set(), [out.grad_fn], {}
+    while behind:
+        node = behind.pop()
+        if node is None or node in found:
+            continue
+        found.add(node)
+        behind += [before for before, _ in node.next_functions]
+        names = [name for name in dir(node) if name.startswith("_saved") and not name.startswith("_saved_tensors")]
+        for value in (*(getattr(node, name) for name in names), *getattr(node, "saved_tensors", ())):
+            if isinstance(value, torch.Tensor):
+                storage = value.untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("name", KEEPERS)
+def test_no_more_is_kept_for_the_backward_pass_than_by_pyg(name, device):
+    n, edges = 30, 4000  # so that a row for each edge shows
+    edge_index = torch.randint(0, n, (2, edges), generator=torch.Generator().manual_seed(5)).to(device)
+    x, layer = torch.randn(n, F, device=device, requires_grad=True), KEEPERS[name]().to(device)
+    layer(x, edge_index)
+    found = kept_bytes(layer(x, edge_index))
+    assert found <= without(lambda: kept_bytes(layer(x, edge_index))) + 16 * edges  # what sums divide by
