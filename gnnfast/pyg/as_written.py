@@ -143,14 +143,22 @@ def reduced(module: Any, aggregation: Any, messages: Any, index: Tensor, num_dst
     dim, dims = module.node_dim, messages.dim() if type(messages) is Tensor else 0
     if module.__dict__["_modules"]["aggr_module"] is not aggregation or not is_plain(aggregation):  # message() has changed it
         return module.aggregate(messages, index=index, ptr=None, dim_size=num_dst)
-    if dims and not (messages.requires_grad and torch.is_grad_enabled()):
+    needs_grad = dims and messages.requires_grad and torch.is_grad_enabled()
+    if dims and not needs_grad:
         out = listed.scatter_rows(messages, index, dim, num_dst, reduce)
         if out is not NotImplemented:
             return out
     try:
         # With torch-scatter PyG takes its maxima where they get a gradient on a GPU.
         if dims and -dims <= dim < dims and (reduce in LINEAR or not (messages.requires_grad and messages.is_cuda)):
-            if dims == 2 and messages.is_cuda and dim in (0, -2) and reduce in LINEAR and index.dtype is torch.int64:
+            if (
+                messages.is_cuda
+                and not needs_grad
+                and dims == 2
+                and dim in (0, -2)
+                and reduce in LINEAR
+                and index.dtype is torch.int64
+            ):
                 out = sums(messages, index, num_dst)
                 return out if reduce == "sum" else out / _counts(messages, index, num_dst, 0).view(-1, 1)
             dim %= dims
