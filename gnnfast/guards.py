@@ -12,6 +12,7 @@ PLAIN = (Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
 _CPU, _CUDA = not _native.missing("cpu"), not _native.missing("cuda")
 tracing_state, _transforms = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
+function_modes = torch._C._len_torch_function_stack  # of which one sees what torch's functions are called with
 _dispatch_modes, _forward_ad = torch._C._len_torch_dispatch_stack, torch.autograd.forward_ad
 
 

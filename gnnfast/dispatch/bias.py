@@ -14,7 +14,6 @@ from gnnfast import _native, guards
 from gnnfast.hardware import relative_bandwidth
 from gnnfast.types import FEATURE_DTYPES
 
-_function_modes = torch._C._len_torch_function_stack
 if _native.cpu.loaded:
     from gnnfast.ops.bias import BIASED, LINEARS
 
@@ -66,7 +65,7 @@ def _pays(x: Any, *biases: Tensor) -> bool:
     if any(bias.dtype is not x.dtype or guards.operand("bias", bias) for bias in biases) or guards.operand("x", x):
         return False
     # A mode sees other functions in torch's backward pass than what it made of those of the forward pass.
-    return not (torch.is_autocast_enabled("cuda") or _function_modes() or guards.context())
+    return not (torch.is_autocast_enabled("cuda") or guards.function_modes() or guards.context())
 
 
 def _fit(x: Tensor, *parameters: Tensor | None) -> bool:

@@ -198,7 +198,6 @@ def listed_layer(
     choice = select(statistics, request, current)
     if choice.kernel != "gas":
         return None
-    ids.check()
     ids.watch(ends[0])
     ran(place, f"gas {reduce} and linear", choice.reason)
     a = Coo(ends, None, nodes, nodes, reduce == "mean")

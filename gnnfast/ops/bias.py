@@ -39,8 +39,8 @@ _COLUMN_SUMS = register(Formula(_ops.column_sums.default, _keep, _backward), gra
 
 def column_sums(x: Tensor) -> Tensor:
     """``x.sum(0)`` of ``x [N, F]``, which can be differentiated. Always deterministic."""
-    many = x.is_cuda and x.numel() * x.element_size() >= FEWEST_BYTES and x.dtype in FEATURE_DTYPES
-    if many and not guards.context():  # as where gradients come in batches
+    # A context is one where gradients come in batches, or sizes are not to be asked for.
+    if x.is_cuda and not guards.context() and x.numel() * x.element_size() >= FEWEST_BYTES and x.dtype in FEATURE_DTYPES:
         needs_grad = torch.is_grad_enabled() and x.requires_grad
         return call(_COLUMN_SUMS, True, (), x) if needs_grad else run(_ops.column_sums.default, x)  # type: ignore[no-any-return]
     return x.sum(0)

@@ -35,6 +35,10 @@ class Formats(NamedTuple):
         """What the user could write into before the backward pass, which autograd then finds out."""
         return self.weight, self.weight_t
 
+    def bare(self) -> Formats:
+        """Without these, for as long as nodes of autograd live."""
+        return self if self.weight is None else self._replace(weight=None, weight_t=None)
+
     def transpose_times(self, kept: tuple[Any, Any], degree: Any, grad: Tensor) -> Tensor:
         found = SPMM.backward(self, self.graph, (*kept, None, None), (False, False, True), grad)[2]
         assert found is not None
@@ -42,9 +46,9 @@ class Formats(NamedTuple):
 
 
 class Coo(NamedTuple):
-    """A over COO: ``coo`` are row and column."""
+    """A over COO: ``coo`` are row and column, ``(Tensor, Tensor)``."""
 
-    coo: tuple[Tensor, Tensor]
+    coo: Any
     weight: Tensor | None
     num_rows: int
     num_cols: int
@@ -60,6 +64,9 @@ class Coo(NamedTuple):
 
     def kept(self) -> tuple[Tensor | None, ...]:
         return *self.coo, self.weight
+
+    def bare(self) -> Coo:
+        return Coo(None, None, self.num_rows, self.num_cols, self.mean)
 
     def transpose_times(self, kept: tuple[Any, ...], degree: Any, grad: Tensor) -> Tensor:
         row, column, weight = kept
@@ -103,7 +110,7 @@ class Layer(torch.autograd.Function):
             out, hidden, degree = compute(a, first, product, *operands)
         x, lin_weight, _, x_dst, root = operands
         need_x, need_weight, _, need_dst, need_root = ctx.needs_input_grad[3:]
-        ctx.a, ctx.first, ctx.product, ctx.degree, ctx.square = a, first, product, degree, x_dst is None
+        ctx.a, ctx.first, ctx.product, ctx.degree, ctx.square = a.bare(), first, product, degree, x_dst is None
         ctx.save_for_backward(
             (x if first else hidden) if need_weight else None,
             lin_weight if need_x else None,

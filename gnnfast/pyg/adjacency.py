@@ -47,10 +47,7 @@ regrets = Amounts()  # of aggregations over graphs that were new, until there is
 
 def found_graph(edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) -> Graph | None:
     """The cached graph of an edge list that is a plain tensor, if there is one."""
-    found = cache.find((edge_index,), ("edge_index", num_src, num_dst, to_target))
-    if found is not None:
-        cache.hits += 1
-    return found  # type: ignore[no-any-return]
+    return cache.find((edge_index,), key_of(num_src, num_dst, to_target))  # type: ignore[no-any-return]
 
 
 def ends_of_new(edge_index: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -61,7 +58,7 @@ def ends_of_new(edge_index: Tensor) -> tuple[Tensor, Tensor] | None:
         return None
     if cache.origin(edge_index) is not None:
         return None
-    src, dst = edge_index.unbind()
+    src, dst = edge_index.detach().unbind()  # detached, the rows do not keep the user's tensor object alive as their base
     return dst, src
 
 

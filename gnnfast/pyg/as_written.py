@@ -20,7 +20,6 @@ from gnnfast.types import EXTREMA, INDEX_DTYPES, LINEAR, REORDERED
 from gnnfast.unsupported import Unsupported
 
 _STRIDED = torch.strided
-_function_modes = torch._C._len_torch_function_stack
 _ops = torch.ops.gnnfast
 
 
@@ -31,7 +30,7 @@ def as_written(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], 
         return NotImplemented
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in INDEX_DTYPES:
         return NotImplemented
-    if type(size) not in (type(None), tuple, list) or _function_modes():  # the latter would see other calls than PyG's
+    if type(size) not in (type(None), tuple, list) or guards.function_modes():  # the latter would see other calls than PyG's
         return NotImplemented
     steps = rule_of(module)
     if steps is None:

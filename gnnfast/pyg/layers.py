@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import operator
 import threading
 import weakref
@@ -18,12 +19,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from gnnfast import features, guards
-from gnnfast.cache import Sightings
+from gnnfast.cache import Sightings, cache
 from gnnfast.config import settings
 from gnnfast.dispatch.bias import FEWEST_ROWS, are_many, biased, linears
 from gnnfast.dispatch.bias import linear as linear_of
 from gnnfast.dispatch.execute import Linear, aggregate, linear_layer, listed_layer
 from gnnfast.dispatch.select import FEW_BYTES, Layer, cannot_win, linear_first, saves_little
+from gnnfast.graph import ids
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.guards import tracing_state
 from gnnfast.hardware import relative_bandwidth
@@ -35,7 +37,7 @@ from gnnfast.pyg.known import is_linear
 from gnnfast.pyg.messages import GINE
 from gnnfast.pyg.norm import make_normalising, normalised, sharing
 from gnnfast.pyg.small import are_few, bounds, is_new, is_new_and_tiny, most_ids, of_sums, remember
-from gnnfast.pyg.verdict import CALLED, check_module, global_hooks, is_plain, module_hooks, reduction_of, served, watch_of
+from gnnfast.pyg.verdict import check_module, global_hooks, is_plain, module_hooks, reduction_of, served, watch_of
 from gnnfast.reporting import fell_back, ran
 from gnnfast.stream import is_capturing
 from gnnfast.types import FEATURE_DTYPES, LINEAR, REORDERED
@@ -44,7 +46,6 @@ from gnnfast.unsupported import Unsupported
 _PLAIN = ("add", "sum", "mean", "max", "min")
 _methods = operator.attrgetter("message", "aggregate", "update", "message_and_aggregate", "forward")
 _STRIDED = torch.strided
-_function_modes = torch._C._len_torch_function_stack
 
 
 class Form(NamedTuple):
@@ -101,22 +102,20 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
 
         def forward(module: Any, x: Any, edge_index: Any, *rest: Any) -> Any:
             few = _has_kept_few(module) if form.normalised else _is_few(form, module, x, edge_index)
-            if guards.context() or (few and not form.root):
-                return NotImplemented
-            if form.root and rest[0] is None and rest[-1] is None:
-                if few:
-                    out = _alone(form, parts_of(form, known, module, at_weight is not None), module, x, edge_index)
-                else:
-                    out = _at_once(form, module, x, edge_index)
-                if out is not None:
-                    return functional.normalize(out, p=2.0, dim=-1) if form.unit and getattr(module, form.unit) else out
-            if few:
+            plain = bool(form.root) and rest[0] is None and rest[-1] is None
+            if guards.context() or (few and not plain):
                 return NotImplemented
             if form.hops and is_new_and_tiny(x, edge_index, module, "tiny sums cpu") and _keeps_order(form, module, edge_index):
                 return NotImplemented
             weight, size = (None if at is None else rest[at] for at in (at_weight, at_size))
             parts = parts_of(form, known, module, at_weight is not None)
             if parts is None:
+                return NotImplemented
+            if plain:
+                out = (_alone if few else _at_once)(form, parts, module, x, edge_index)
+                if out is not None:
+                    return functional.normalize(out, p=2.0, dim=-1) if form.unit and getattr(module, form.unit) else out
+            if few:
                 return NotImplemented
             call = _look(form, parts, module, x, edge_index, weight, size)
             if call is None:
@@ -128,7 +127,6 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
                 edge_index, weight, graph = normalise(module, call.x, call.edge_index, call.edge_weight, call.reduce, original)
                 call = call._replace(edge_index=edge_index, edge_weight=weight, graph=graph)
             out = _in_one(module, call, first)
-            parts.last = None if out is None or first else _Plain.of(call)
             if out is None:
                 if not first:
                     return in_order(module, x, edge_index, *rest)
@@ -140,26 +138,54 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
     return make
 
 
-def _alone(form: Form, parts: _Parts | None, module: Any, x: Any, edge_index: Any) -> Tensor | None:
+def _operands(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any) -> Linear | None:
+    """What a layer multiplies, if it has one tensor of features and one of edges, and all are plain and fit together; not where
+    somebody would see other calls than PyG's."""
+    if type(x) is not Tensor or x.layout is not _STRIDED or x.dim() != 2 or guards.function_modes():
+        return None
+    device, dtype, lin, root = x.device, x.dtype, parts.lin, parts.root
+    if type(edge_index) is not Tensor or edge_index.layout is not _STRIDED or edge_index.dim() != 2 or edge_index.device != device:
+        return None
+    if (form.has_root and not module.__dict__.get(form.has_root)) or root is None or not is_product(root, type(lin)):
+        return None
+    (weight, bias), (root_weight, root_bias) = lin_parameters(lin), lin_parameters(root)
+    if type(weight) not in guards.PLAIN or type(root_weight) not in guards.PLAIN or root_bias is not None or weight.dim() != 2:
+        return None
+    shape = (weight.shape[0], x.shape[1])
+    for t in (weight, root_weight):
+        if t.shape != shape or t.dtype is not dtype or t.device != device:
+            return None
+    if bias is not None and (type(bias) not in guards.PLAIN or bias.shape != shape[:1] or bias.dtype is not dtype):
+        return None
+    return Linear(x, weight, bias, None, root_weight)
+
+
+def lin_parameters(lin: Any) -> Any:
+    """The weight and the bias of a linear layer that is a product; what is not there is no tensor, a bias that it was made without
+    ``None``."""
+    parameters = lin._parameters
+    return parameters.get("weight", ""), parameters.get("bias", "")
+
+
+def _alone(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any) -> Tensor | None:
     """A layer that is left to PyG for its size, by PyG's operations alone: on small graphs what calls them takes as long. ``None``:
     PyG's forward must run."""
-    if parts is None or type(x) is not Tensor or edge_index.dtype is not torch.int64:
+    operands = _operands(form, parts, module, x, edge_index)
+    if operands is None or edge_index.dtype is not torch.int64:
         return None
-    if _function_modes():  # which would see other calls than PyG's
-        return None
-    if parts.root is None or not is_product(parts.root, type(parts.lin)) or (form.has_root and not getattr(module, form.has_root)):
-        return None
-    of_lin, of_root, nodes = parts.lin._parameters, parts.root._parameters, x.shape[0]
+    if x.is_cuda:
+        ids.check()
+    _, weight, bias, _, root = operands
+    nodes, reduce = x.shape[0], parts.reduce
     try:
-        weights = of_lin["weight"], of_lin["bias"], of_root["weight"], of_root["bias"]
-        out = listed.aggregate(edge_index, True, None, x, nodes, parts.reduce) if listed.pays(edge_index, x) else NotImplemented
+        out = listed.aggregate(edge_index, True, None, x, nodes, reduce) if listed.pays(edge_index, x) else NotImplemented
         if out is NotImplemented:
             src, dst = edge_index.unbind()
-            out = reduced(module, parts.aggr, x.index_select(0, src), dst, nodes, parts.reduce)
-        out = functional.linear(out, weights[0], weights[1])
-        known = x.requires_grad or not features.large(x)  # else they may be used compressed
-        out = out + (functional.linear(x, weights[2], weights[3]) if known else parts.root(x))
-    except (KeyError, IndexError, ValueError, RuntimeError):  # somebody has parametrised it, or PyG raises its own
+            out = reduced(module, parts.aggr, x.index_select(0, src), dst, nodes, reduce)
+        out = functional.linear(out, weight, bias)
+        hidden = x.requires_grad or not features.large(x)  # else they may be used compressed
+        out = out + (functional.linear(x, root) if hidden else parts.root(x))  # type: ignore[arg-type]
+    except (IndexError, ValueError, RuntimeError):  # PyG raises its own
         return None
     left.edge_index = None
     ran(parts.verdict.place, "PyG's own", ALONE)
@@ -169,17 +195,10 @@ def _alone(form: Form, parts: _Parts | None, module: Any, x: Any, edge_index: An
 ALONE = "too small to gain: its operations alone"
 
 
-def _at_once(form: Form, module: Any, x: Any, edge_index: Any) -> Tensor | None:
-    """The layer where its call is like the last one, which was looked at as a whole: over a small graph that is new, what looks at
-    calls takes longer than kernels. ``None``: this one must be looked at, too."""
-    found = _parts.get(id(module))
-    if found is None or found[0]() is not module or type(x) is not Tensor or type(edge_index) is not Tensor:
-        return None
-    parts, own, training = found[1], module.__dict__, torch.is_grad_enabled()
-    last, lin, root = parts.last, parts.lin, parts.root
-    if last is None or not last.holds(x, lin, root):
-        return None
-    if edge_index.layout is not _STRIDED or edge_index.dim() != 2 or edge_index.device != last.device:
+def _at_once(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any) -> Tensor | None:
+    """The layer where nothing else is to be decided, as in most calls: over a small graph that is new, what looks at calls takes
+    longer than kernels. ``None``: it must be looked at."""
+    if type(x) is not Tensor or type(edge_index) is not Tensor or x.dim() != 2 or edge_index.dim() != 2:
         return None
     nodes, reduce, place, ends = x.shape[0], parts.reduce, parts.verdict.place, None
     graph = found_graph(edge_index, nodes, nodes, True)
@@ -187,18 +206,22 @@ def _at_once(form: Form, module: Any, x: Any, edge_index: Any) -> Tensor | None:
         ends = ends_of_new(edge_index)
         if ends is None:
             return None
-    if not parts.hold(form, module) or not is_product(root, type(lin)) or (form.has_root and not own.get(form.has_root)):
+    operands = _operands(form, parts, module, x, edge_index)
+    if operands is None or (features.large(x) and not x.requires_grad) or torch.is_autocast_enabled(x.device.type):
         return None
-    if (training and saved_tensors_are_watched()) or torch.is_autocast_enabled(last.device.type) or guards.operand("x", x):
+    if torch.is_grad_enabled() and saved_tensors_are_watched():
         return None
-    if features.large(x) and not x.requires_grad:
+    weight = operands.weight
+    if x.dtype not in FEATURE_DTYPES or guards.operand("x", x) or guards.operand("weight", weight):
         return None
-    if not saves_little(last.device.type, edge_index.shape[1], last.width, last.weight.shape[0], 1):
+    if not saves_little(x.device.type, edge_index.shape[1], weight.shape[1], weight.shape[0], 1):
         return None
-    operands = Linear(x, last.weight, last.bias, None, last.root)
+    if x.is_cuda:
+        ids.check()
     try:
         if graph is not None:
-            return linear_layer(graph, operands, None, reduce, first=False, place=place, owners=(module, root))
+            cache.hits += 1
+            return linear_layer(graph, operands, None, reduce, first=False, place=place, owners=(module, parts.root))
         assert ends is not None
         made = listed_layer(ends, operands, reduce, regrets.of(edge_index), place)
     except (Unsupported, IndexError, ValueError):
@@ -302,7 +325,7 @@ class _Parts:
     """What was found out about a layer. It holds while its parts, options and functions are the same and nobody watches them, which
     each call asks again (:meth:`hold`): a few operations, since on small graphs they take as long as kernels."""
 
-    __slots__ = ("aggr", "code", "fetch", "hops", "last", "lin", "options", "reduce", "root", "verdict", "watch")
+    __slots__ = ("aggr", "code", "fetch", "hops", "lin", "options", "reduce", "root", "verdict", "watch")
 
     def __init__(self, form: Form, known: Any, module: Any, weighted: bool) -> None:
         """Raises Unsupported if the layer is not what it declares."""
@@ -330,7 +353,6 @@ class _Parts:
         if form.root and own["flow"] != "source_to_target":
             raise Unsupported("flow is target_to_source")
         self.hops, self.code = hops, cls.propagate.__code__ if is_dispatched(cls.propagate) else None
-        self.last: _Plain | None = None
 
     def hold(self, form: Form, module: Any) -> bool:
         own = module.__dict__
@@ -341,7 +363,7 @@ class _Parts:
         return (
             not any(module_hooks(of_lin))
             and "propagate" not in own
-            and of_lin.keys().isdisjoint(CALLED)
+            and of_lin.keys().isdisjoint(_OF_LINEAR)
             and self.fetch(own) == self.options
             and own.get("_cached_x") is None
             and not (form.bias and lin._parameters.get("bias") is not None)
@@ -355,45 +377,6 @@ class _Parts:
 def _fetcher(form: Form) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
     """What gets the options from a layer that decide how it is computed."""
     return operator.itemgetter("flow", "node_dim", *form.refused, *((form.hops,) if form.hops else ()))
-
-
-class _Plain(NamedTuple):
-    """The parameters of a layer in a call that has one tensor of features ``[N, width]`` and no weights, and in which all was found
-    to fit: the next one only asks whether it is like that."""
-
-    weight: Tensor
-    bias: Tensor | None
-    root: Tensor
-    width: int
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, call: _Call) -> _Plain | None:
-        """That of a call, if it is one."""
-        x, weight = call.x, call.lin._parameters["weight"]
-        if call.root is None or call.x_dst is not x or call.edge_weight is not None:
-            return None
-        return cls(weight, call.bias, call.root._parameters["weight"], x.shape[1], x.dtype, x.device)
-
-    def holds(self, x: Tensor, lin: Any, root: Any) -> bool:
-        """Whether the parameters are these, still of the shape and where they were, and features fit as those did."""
-        weight, bias, root_weight, width, dtype, device = self
-        of_lin, of_root, shape = lin._parameters, root._parameters, (weight.shape[0], width)
-        if of_lin.get("weight") is not weight or of_lin.get("bias", self) is not bias or of_root.get("weight") is not root_weight:
-            return False
-        if (
-            x.dtype is not dtype
-            or x.dim() != 2
-            or x.shape[1] != width
-            or x.device != device
-            or of_root.get("bias", self) is not None
-        ):
-            return False
-        for t in (weight, root_weight):
-            if t.shape != shape or t.dtype is not dtype or t.device != device:
-                return False
-        return bias is None or (bias.shape == shape[:1] and bias.dtype is dtype and bias.device == device)
 
 
 _parts: dict[int, tuple[weakref.ref[Any], _Parts]] = {}
@@ -504,6 +487,8 @@ def _in_one(module: Any, call: _Call, first: bool) -> Tensor | None:
             return None
         if weight.dtype != dtype or weight.device != device:
             return None
+    if x.is_cuda:
+        ids.check()  # of earlier calls; in this one PyG raises its own error
     operands = Linear(x, lin_weight, bias, None if x_dst is x else x_dst, root_weight)
     owners = call.lin if first else module, root
     try:
@@ -555,10 +540,9 @@ def products(x: Any, lins: Sequence[Any]) -> Sequence[Tensor]:
     hidden = type(x) is Tensor and (x.requires_grad or not features.large(x))  # else they may be used compressed
     known = type(lins[0])
     if hidden and is_linear(known) and all(is_product(lin, known) for lin in lins):
-        try:
-            return linears(x, *[lin._parameters[name] for lin in lins for name in ("weight", "bias")])
-        except KeyError:  # somebody has parametrised them
-            pass
+        parameters = [lin_parameters(lin) for lin in lins]
+        if all(type(weight) in guards.PLAIN and (bias is None or type(bias) in guards.PLAIN) for weight, bias in parameters):
+            return linears(x, *itertools.chain(*parameters))
     return [lin(x) for lin in lins]
 
 
@@ -580,8 +564,8 @@ def _widest_bias(nn: torch.nn.Module) -> int:
     """The length of the longest bias of a module, or of those that run in turn."""
     if type(nn) is torch.nn.Sequential:
         return max(map(_widest_bias, nn._modules.values()), default=0)  # type: ignore[arg-type]
-    bias = nn._parameters.get("bias")
-    return 0 if bias is None else bias.numel()
+    bias: Any = lin_parameters(nn)[1] if is_linear(type(nn)) else None
+    return bias.numel() if type(bias) in guards.PLAIN else 0
 
 
 def _multiplied(x: Any, weight: Any, bias: Any, module: Any) -> Tensor | None:
@@ -664,6 +648,8 @@ def _gin(known: Any, module: Any, x: Tensor, edge_index: Any, edge_attr: Tensor 
         return NotImplemented
     if eps.shape != (1,) or not (type(module) is known or _methods(type(module)) == _methods(known)) or "propagate" in own:
         return NotImplemented
+    if is_cuda:
+        ids.check()
     try:
         verdict = check_module(module)
         known_message = verdict.message[:2] == ("x", None) if edge_attr is None else verdict.message is GINE
@@ -818,5 +804,8 @@ def _change(weight: Tensor) -> str:
 def is_product(lin: Any, known: type | None = None) -> bool:
     """Whether calling ``lin`` is a product and a bias and nothing else; that of a class ``known`` is, as was just asked."""
     own = lin.__dict__
-    as_known = type(lin) is known or is_linear(type(lin))
-    return as_known and "forward" not in own and "_call_impl" not in own and not any(module_hooks(own))
+    return (type(lin) is known or is_linear(type(lin))) and own.keys().isdisjoint(_OF_LINEAR) and not any(module_hooks(own))
+
+
+# What of an instance would be called, or used, in place of what its class and its parameters say.
+_OF_LINEAR = ("forward", "_call_impl", "weight", "bias")

@@ -4,7 +4,11 @@ which a call can be unlike the one before."""
 from __future__ import annotations
 
 import copy
+import ctypes
 import functools
+import gc
+import weakref
+from unittest import mock
 
 import pytest
 import torch
@@ -108,6 +112,15 @@ def test_only_some_parameters_are_trained(name, device):
             close(last(), without(last))
 
 
+class _Tripling(torch.nn.Parameter):
+    """What linear layers multiply with it is three times as much."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        out = super().__torch_function__(function, types, args, kwargs or {})
+        return out * 3 if function is torch.nn.functional.linear else out
+
+
 def _changed(what):
     """What a layer and its arguments are like in the call that is unlike the one before."""
 
@@ -130,6 +143,11 @@ def _changed(what):
             weight = lins[0].weight.detach()
             del lins[0].weight
             lins[0].weight = weight * 2
+        elif what == "a weight in the module's own dictionary":
+            lins[0].__dict__["weight"] = lins[0].weight.detach() * 2
+        elif what == "a weight of another class":
+            weight = lins[0].weight.detach()
+            torch.utils.swap_tensors(lins[0].weight, _Tripling(weight))
         elif what == "a hook":
             lins[0].register_forward_hook(lambda module, given, out: out * 2)
         elif what == "a hook of the root":
@@ -162,6 +180,7 @@ def _changed(what):
 
 
 CHANGES = [
+    *("a weight in the module's own dictionary", "a weight of another class"),
     *("float32", "no bias", "another weight", "another shape", "a bias of the root", "a weight that is no parameter", "a hook"),
     *(
         "a hook of the root",
@@ -260,3 +279,52 @@ def test_a_graph_that_comes_again_is_converted(device, over_new_graphs, monkeypa
         layer(x, mine)
         kernels += [kernel.split()[0] for _, kernel, _ in gnnfast.report().kernels]
     assert kernels == ["gas"] * 3 + ["gar"] * 3
+
+
+def test_a_propagate_that_is_no_function(device):
+    x, edge_index = given("random", device)
+    layer = LAYERS["SAGEConv"]().to(device).double()
+    steps(layer, x, edge_index)
+    with mock.patch.object(nn.SAGEConv, "propagate", return_value=x):
+        torch.testing.assert_close(layer(x, edge_index), layer.lin_l(x) + layer.lin_r(x))
+
+
+def test_nothing_of_a_call_is_kept(device):
+    """Neither the parameters that it was given, nor its edges once gradients are there."""
+    x, edge_index = given("random", device)
+    layer, of = LAYERS["SAGEConv"]().to(device).double(), torch.randn(F, F, device=device, dtype=torch.float64, requires_grad=True)
+    for _ in range(3):
+        weight, new = of * 2, edge_index.clone()
+        kept = weakref.ref(weight), weakref.ref(new)
+        loss = torch.func.functional_call(layer, {"lin_l.weight": weight}, (x, new)).sum()
+        loss.backward()
+        del weight, new
+    gc.collect()
+    assert kept[0]() is None and kept[1]() is None and loss.grad_fn is not None
+
+
+@pytest.mark.parametrize("name", ["SAGEConv", "GraphConv", "GINConv"])
+def test_a_complaint_of_an_earlier_call_is_heard(name, device, monkeypatch):
+    if device.type != "cuda":
+        pytest.skip("on a CPU the call itself raises")
+    x, edge_index = given("random", device)
+    layer = (LAYERS[name]() if name in LAYERS else nn.GINConv(torch.nn.Linear(F, F))).to(device).double()
+    for requires_grad in (False, True):
+        monkeypatch.setattr(ids, "_found", (ctypes.c_longlong * 2)(99, 101))
+        with pytest.raises(IndexError, match="index 99 of an edge is out of range"):
+            layer(x.clone().requires_grad_(requires_grad), edge_index.clone())
+
+
+@pytest.mark.parametrize("within", ["lazy", "lazy normalisation", "scripted", "traced"])
+def test_what_is_within_gin_may_not_have_its_parameters_yet(within, device):
+    x, edge_index = given("random", device)
+    x, lin = x.float(), torch.nn.Linear(F, F)
+    inner = {
+        "lazy": torch.nn.LazyLinear(F),
+        "lazy normalisation": torch.nn.Sequential(lin, torch.nn.LazyBatchNorm1d()),
+        "scripted": torch.nn.Sequential(torch.jit.script(lin), torch.nn.ReLU()),
+        "traced": torch.jit.trace(lin, torch.randn(3, F)),
+    }[within]
+    layer = nn.GINConv(inner).to(device)
+    found = layer(x, edge_index)
+    torch.testing.assert_close(found, without(lambda: layer(x, edge_index)))
