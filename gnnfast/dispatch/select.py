@@ -73,7 +73,7 @@ class Costs(NamedTuple):
 def gas_or_convert(num_src: int, num_dst: int, num_edges: int, width: int, itemsize: int) -> tuple[float, float]:
     """By how many milliseconds an aggregation over COO is slower than over a format, and what making the format takes."""
     values = terms(num_src, num_dst, num_edges, width, itemsize)
-    slower, converting = (sum(map(operator.mul, costs, values)) for costs in beyond_gar(itemsize))
+    slower, converting = (sum(map(operator.mul, beyond, values)) for beyond in beyond_gar(itemsize))
     return max(slower, 0.0), max(converting, 0.0)
 
 

@@ -1,5 +1,5 @@
-"""Layers whose calls are like the last one, of which little is asked, and those that run as PyG's operations alone: each way in
-which a call can be unlike the one before."""
+"""Plain calls of layers, of which little is asked, and those that run as PyG's operations alone: each way in which a call can be
+unlike the one before, and no longer plain."""
 
 from __future__ import annotations
 
