@@ -50,7 +50,7 @@ def found_graph(edge_index: Tensor, num_src: int, num_dst: int, to_target: bool)
     return cache.find((edge_index,), key_of(num_src, num_dst, to_target))  # type: ignore[no-any-return]
 
 
-def ends_of_new(edge_index: Tensor) -> tuple[Tensor, Tensor] | None:
+def ends_of_new(edge_index: Tensor, to_target: bool) -> tuple[Tensor, Tensor] | None:
     """Destinations and sources of an edge list on a GPU of which nothing is kept, if it is one and a graph of it could be made."""
     if not edge_index.is_cuda or edge_index.dtype not in INDEX_DTYPES or edge_index.shape[0] != 2 or running.graph is not None:
         return None
@@ -59,7 +59,7 @@ def ends_of_new(edge_index: Tensor) -> tuple[Tensor, Tensor] | None:
     if cache.origin(edge_index) is not None:
         return None
     src, dst = edge_index.detach().unbind()  # detached, the rows do not keep the user's tensor object alive as their base
-    return dst, src
+    return (dst, src) if to_target else (src, dst)
 
 
 def graph_of(edge_index: Tensor, num_src: int, num_dst: int, to_target: bool) -> Graph:

@@ -74,7 +74,7 @@ _NODES = """\
         {n}_i = {n}_j = kwargs[{name!r}]
         pair = isinstance({n}_i, (tuple, list))
         if pair:
-            if len({n}_i) != 2 or not to_target:
+            if len({n}_i) != 2 or not (to_target or {n}_i[0] is {n}_i[1]):
                 return NotImplemented
             {n}_j, {n}_i = {n}_i
 """

@@ -88,6 +88,7 @@ class _Call(NamedTuple):
     reduce: str
     hops: int
     copies: bool
+    to_target: bool
     place: str
     graph: Any = None  # that of edge_index, where it is known
 
@@ -130,7 +131,7 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
             if out is None:
                 if not first:
                     return in_order(module, x, edge_index, *rest)
-                out = _in_parts(module, call, {} if at_size is None else {"size": size}, at_weight is not None, bool(form.root))
+                out = _in_parts(module, call, {} if at_size is None else {"size": size}, at_weight is not None, bool(form.root) and parts.to_target)
             return functional.normalize(out, p=2.0, dim=-1) if form.unit and getattr(module, form.unit) else out
 
         return forward
@@ -143,17 +144,22 @@ def _operands(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any) -
     somebody would see other calls than PyG's."""
     if type(x) is not Tensor or x.layout is not _STRIDED or x.dim() != 2 or guards.function_modes():
         return None
-    device, dtype, lin, root = x.device, x.dtype, parts.lin, parts.root
+    device, dtype, lin, root, root_weight = x.device, x.dtype, parts.lin, parts.root, None
     if type(edge_index) is not Tensor or edge_index.layout is not _STRIDED or edge_index.dim() != 2 or edge_index.device != device:
         return None
-    if (form.has_root and not module.__dict__.get(form.has_root)) or root is None or not is_product(root, type(lin)):
-        return None
-    (weight, bias), (root_weight, root_bias) = lin_parameters(lin), lin_parameters(root)
-    if type(weight) not in guards.PLAIN or type(root_weight) not in guards.PLAIN or root_bias is not None or weight.dim() != 2:
+    weight, bias = lin_parameters(lin)
+    if type(weight) not in guards.PLAIN or weight.dim() != 2:
         return None
     shape = (weight.shape[0], x.shape[1])
-    for t in (weight, root_weight):
-        if t.shape != shape or t.dtype is not dtype or t.device != device:
+    if weight.shape != shape or weight.dtype is not dtype or weight.device != device:
+        return None
+    if not form.has_root or module.__dict__.get(form.has_root):
+        if root is None or not is_product(root, type(lin)):
+            return None
+        root_weight, root_bias = lin_parameters(root)
+        if type(root_weight) not in guards.PLAIN or root_bias is not None:
+            return None
+        if root_weight.shape != shape or root_weight.dtype is not dtype or root_weight.device != device:
             return None
     if bias is not None and (type(bias) not in guards.PLAIN or bias.shape != shape[:1] or bias.dtype is not dtype):
         return None
@@ -178,13 +184,15 @@ def _alone(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any) -> T
     _, weight, bias, _, root = operands
     nodes, reduce = x.shape[0], parts.reduce
     try:
-        out = listed.aggregate(edge_index, True, None, x, nodes, reduce) if listed.pays(edge_index, x) else NotImplemented
+        pays, to_target = listed.pays(edge_index, x), parts.to_target
+        out = listed.aggregate(edge_index, to_target, None, x, nodes, reduce) if pays else NotImplemented
         if out is NotImplemented:
-            src, dst = edge_index.unbind()
+            src, dst = edge_index.unbind() if to_target else reversed(edge_index.unbind())
             out = reduced(module, parts.aggr, x.index_select(0, src), dst, nodes, reduce)
         out = functional.linear(out, weight, bias)
-        hidden = x.requires_grad or not features.large(x)  # else they may be used compressed
-        out = out + (functional.linear(x, root) if hidden else parts.root(x))  # type: ignore[arg-type]
+        if root is not None:
+            hidden = x.requires_grad or not features.large(x)  # else they may be used compressed
+            out = out + (functional.linear(x, root) if hidden else parts.root(x))
     except (IndexError, ValueError, RuntimeError):  # PyG raises its own
         return None
     left.edge_index = None
@@ -201,9 +209,9 @@ def _at_once(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any) ->
     if type(x) is not Tensor or type(edge_index) is not Tensor or x.dim() != 2 or edge_index.dim() != 2:
         return None
     nodes, reduce, place, ends = x.shape[0], parts.reduce, parts.verdict.place, None
-    graph = found_graph(edge_index, nodes, nodes, True)
+    graph = found_graph(edge_index, nodes, nodes, parts.to_target)
     if graph is None:
-        ends = ends_of_new(edge_index)
+        ends = ends_of_new(edge_index, parts.to_target)
         if ends is None:
             return None
     operands = _operands(form, parts, module, x, edge_index)
@@ -325,7 +333,7 @@ class _Parts:
     """What was found out about a layer. It holds while its parts, options and functions are the same and nobody watches them, which
     each call asks again (:meth:`hold`): a few operations, since on small graphs they take as long as kernels."""
 
-    __slots__ = ("aggr", "code", "fetch", "hops", "lin", "options", "reduce", "root", "verdict", "watch")
+    __slots__ = ("aggr", "code", "fetch", "hops", "lin", "options", "reduce", "root", "to_target", "verdict", "watch")
 
     def __init__(self, form: Form, known: Any, module: Any, weighted: bool) -> None:
         """Raises Unsupported if the layer is not what it declares."""
@@ -350,8 +358,7 @@ class _Parts:
         hops = own.get(form.hops, 1)
         if any(own.get(option) for option in form.refused) or type(hops) is not int or hops < 1 or own["node_dim"] not in (-2, 0):
             raise Unsupported("an option is not served")
-        if form.root and own["flow"] != "source_to_target":
-            raise Unsupported("flow is target_to_source")
+        self.to_target = own["flow"] == "source_to_target"
         self.hops, self.code = hops, cls.propagate.__code__ if is_dispatched(cls.propagate) else None
 
     def hold(self, form: Form, module: Any) -> bool:
@@ -408,6 +415,8 @@ def _look(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any, weigh
     if pair and (not form.root or len(x) != 2):
         return None
     x, x_dst = x if pair else (x, x)
+    if not parts.to_target and (x_dst is not x or size is not None):
+        return None
     if type(edge_index) is not Tensor or edge_index.layout is not _STRIDED or edge_index.dim() != 2:
         return None
     csr = _is_csr(x)
@@ -426,7 +435,8 @@ def _look(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any, weigh
         if root is None:
             return None  # PyG says what is missing
     copies = not form.first and (root is None or x_dst is not x)
-    return _Call(x, x_dst, edge_index, weight, size, parts.lin, root, bias, parts.reduce, parts.hops, copies, parts.verdict.place)
+    of_parts = parts.reduce, parts.hops, copies, parts.to_target, parts.verdict.place
+    return _Call(x, x_dst, edge_index, weight, size, parts.lin, root, bias, *of_parts)
 
 
 def normalise(
@@ -477,7 +487,7 @@ def _in_one(module: Any, call: _Call, first: bool) -> Tensor | None:
     graph = call.graph
     if graph is None:
         try:
-            graph = graph_of(call.edge_index, x.shape[0], _num_dst(x, x_dst, None), module.flow == "source_to_target")
+            graph = graph_of(call.edge_index, x.shape[0], _num_dst(x, x_dst, None), call.to_target)
         except Unsupported:
             return None
     if graph.device != device:
@@ -642,7 +652,7 @@ def _gin(known: Any, module: Any, x: Tensor, edge_index: Any, edge_attr: Tensor 
     eps = own["_buffers"].get("eps", own["_parameters"].get("eps"))
     if guards.operand("x", x) or x.dtype not in FEATURE_DTYPES:
         return NotImplemented
-    if own["node_dim"] not in (-2, 0) or own["flow"] != "source_to_target":
+    if own["node_dim"] not in (-2, 0):
         return NotImplemented
     if not isinstance(eps, Tensor) or guards.operand("eps", eps) or eps.dtype != x.dtype or eps.device != x.device:
         return NotImplemented
@@ -660,7 +670,7 @@ def _gin(known: Any, module: Any, x: Tensor, edge_index: Any, edge_attr: Tensor 
         elif edge_attr is not None or (small and is_cuda):
             return NotImplemented  # propagate says so
         else:
-            graph = graph_of(edge_index, x.shape[0], x.shape[0], True)
+            graph = graph_of(edge_index, x.shape[0], x.shape[0], own["flow"] == "source_to_target")
             if graph.device != x.device:
                 return NotImplemented
             # The product with 1 + eps keeps x where eps needs a gradient, in PyG too.
@@ -682,12 +692,13 @@ def _scattered(module: Any, x: Tensor, eps: Tensor, edge_index: Tensor, edge_att
         raise Unsupported("the edges are not as PyG wants them")
     if edge_attr is not None and edge_attr.shape[0] != edge_index.shape[1]:
         raise Unsupported("there are not as many edge features as edges")
+    to_target = module.__dict__["flow"] == "source_to_target"
     if edge_attr is None and listed.pays(edge_index, x):
-        out = listed.aggregate(edge_index, True, None, x, x.shape[0], "sum")
+        out = listed.aggregate(edge_index, to_target, None, x, x.shape[0], "sum")
         if out is not NotImplemented:
             ran(place, "gas sum", listed.WHY)
             return out.add_((1 + eps) * x)
-    src, dst = edge_index.unbind()
+    src, dst = edge_index.unbind() if to_target else reversed(edge_index.unbind())
     try:
         messages = x.index_select(0, src)
         if edge_attr is not None:

@@ -357,10 +357,10 @@ def _sizes(module: Any, message: Message, edge_index: Tensor, size: Any, kwargs:
     x = kwargs[message.feature]
     pair = isinstance(x, (tuple, list))
     if pair:
-        if not to_target:
-            raise Unsupported("features are a pair and flow is target_to_source")
         if len(x) != 2:
             raise Unsupported("features are not a pair")
+        if not to_target and x[0] is not x[1]:
+            raise Unsupported("features are a pair and flow is target_to_source")
         x, target = x
     if x is None:
         raise Unsupported("the features to gather are missing")

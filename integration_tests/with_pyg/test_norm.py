@@ -362,8 +362,6 @@ def gin(**options):
 @pytest.mark.parametrize("options", [{}, {"train_eps": True}, {"aggr": "mean"}, {"aggr": "max"}, {"flow": "target_to_source"}])
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_small_gin_as_pyg(graph, options, index, device, small):
-    if index == torch.int32 and "flow" in options:
-        pytest.skip("PyG's own runs")
     edge_index, nodes = graph_of(graph, device, index)
     x, layer = torch.randn(nodes, F, dtype=torch.float64, device=device), gin(**options)
     for repeats in (1, 3):

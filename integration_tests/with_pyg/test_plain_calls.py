@@ -33,6 +33,9 @@ LAYERS = {
     "SAGEConv, no bias": lambda: nn.SAGEConv(F, F, bias=False),
     "GraphConv": lambda: nn.GraphConv(F, F),
     "GraphConv, mean": lambda: nn.GraphConv(F, F, aggr="mean"),
+    "SAGEConv, to sources": lambda: nn.SAGEConv(F, F, flow="target_to_source"),
+    "GraphConv, to sources": lambda: nn.GraphConv(F, F, flow="target_to_source"),
+    "SAGEConv, both ways": lambda: nn.DirGNNConv(nn.SAGEConv(F, F)),
 }
 
 
@@ -49,8 +52,13 @@ def over_new_graphs(request, monkeypatch, device):
     if request.param == "as listed":
         if device.type == "cuda":
             pytest.skip("a GPU has new graphs as they are listed anyway")
-        monkeypatch.setattr(layers, "ends_of_new", lambda edge_index: edge_index.flip(0).unbind())
+        monkeypatch.setattr(layers, "ends_of_new", _ends_on_cpu)
         monkeypatch.setattr(ids, "watch", lambda _: None)
+
+
+def _ends_on_cpu(edge_index, to_target):
+    src, dst = edge_index.unbind()
+    return (dst, src) if to_target else (src, dst)
 
 
 def step(layer, x, edge_index, *rest):
@@ -267,7 +275,7 @@ def test_second_derivatives_and_checkpoints(device):
 
 def test_a_graph_that_comes_again_is_converted(device, over_new_graphs, monkeypatch):
     monkeypatch.setattr("gnnfast.dispatch.select.SMALL", dict.fromkeys(SMALL, Small(-1, -1)))
-    if layers.ends_of_new(torch.zeros(2, 1, dtype=torch.int64, device=device)) is None:
+    if layers.ends_of_new(torch.zeros(2, 1, dtype=torch.int64, device=device), True) is None:
         pytest.skip("on a CPU each new graph is kept")
     monkeypatch.setattr("gnnfast.dispatch.select.gas_or_convert", lambda *_: (1.0, 3.3))
     x, edge_index = given("random", device)

@@ -82,7 +82,9 @@ def _look(
     report; ``None`` if PyG's own forward is as good: what it calls is served, or says why not."""
     parts = None if context() else parts_of(form, known, module, weighted)
     own = module.__dict__
-    if parts is None or (pair and not form.root) or own.get("cached") or not own.get("normalize" if form.normalised else "", True):
+    if parts is None or (form.root and not parts.to_target) or (pair and not form.root):
+        return None
+    if own.get("cached") or not own.get("normalize" if form.normalised else "", True):
         return None
     try:
         check_edges(edge_index)

@@ -104,7 +104,7 @@ def in_steps(
     for name, of_nodes, at_i in lifted:
         x, end = kwargs[of_nodes], i if at_i else j
         pair = isinstance(x, (tuple, list))
-        if pair and (len(x) != 2 or not to_target):
+        if pair and (len(x) != 2 or not (to_target or x[0] is x[1])):
             return _declined(module)
         for n, t in enumerate(x) if pair else ((end, x),):
             if t is not None and (not isinstance(t, Tensor) or (t.dim() != 2 and module.node_dim)):

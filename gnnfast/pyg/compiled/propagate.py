@@ -52,7 +52,7 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], c
     x, x_dst, weight, to_target = given, None, kwargs.get(weighs), module.flow == "source_to_target"
     normed = weight if isinstance(weight, Normalised) else None
     if isinstance(given, (tuple, list)):
-        if len(given) != 2 or not to_target:
+        if len(given) != 2 or not (to_target or given[0] is given[1]):
             return NotImplemented
         x, x_dst = given
     of_src, of_dst = (None, None) if size is None else size if to_target else size[::-1]
