@@ -25,9 +25,9 @@ from gnnfast.patching import class_of, is_dispatched, left_alone
 from gnnfast.pyg import bounded
 from gnnfast.pyg.adjacency import graph_of, incidence_of
 from gnnfast.pyg.known import replaced_in_attention
-from gnnfast.pyg.layers import is_product, products
 from gnnfast.pyg.loops import looped_graph, prepare_loops, with_loops, with_self_loops
 from gnnfast.pyg.messages import DOT_ATTENTION, Message
+from gnnfast.pyg.products import is_product, products
 from gnnfast.pyg.small import is_new_and_few, parts_are_few
 from gnnfast.pyg.verdict import check_module
 from gnnfast.reporting import ran

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from gnnfast.pyg import known
+from gnnfast.pyg.gin import make_gine_conv
 from gnnfast.pyg.install import PATCHES
-from gnnfast.pyg.layers import make_gine_conv
 from gnnfast.pyg.messages import RELU_FORMS
 from gnnfast.pyg.norm import make_normalising
 from gnnfast.pyg.verdict import message_of
@@ -20,6 +20,7 @@ _MORE_MODULES = ("attentive_fp", "linkx", "lpformer", "schnet", "visnet")  # of 
 _WHOLE = {
     **dict.fromkeys(("gnnfast.pyg.attention", "gnnfast.pyg.coefficients"), "attention"),
     "gnnfast.pyg.hypergraph": "means at hyperedges, and of these at nodes; with attention, SpMM with coefficients",
+    "gnnfast.pyg.gin": "a sum with each node's own row, by few operations",
     "gnnfast.pyg.layers": "linear parts, aggregation, bias and root",
     "gnnfast.pyg.pna": "products at nodes, all statistics in one walk over the edges; with edge features, of messages that exist",
     "gnnfast.pyg.relational_attention": "products once for each node and type of edges, attention over all",

@@ -24,7 +24,7 @@ from gnnfast.pyg.as_written import sums
 from gnnfast.pyg.attention import check_tensors
 from gnnfast.pyg.coefficients import check_simple
 from gnnfast.pyg.known import replaced_in_hypergraph
-from gnnfast.pyg.layers import is_product
+from gnnfast.pyg.products import is_product
 from gnnfast.pyg.small import are_few, is_new, is_new_and_few
 from gnnfast.reporting import ran
 from gnnfast.types import REORDERED

@@ -19,12 +19,14 @@ from gnnfast.pyg import known
 from gnnfast.pyg.attention import make_gat_conv, make_gatv2_conv, make_transformer_conv
 from gnnfast.pyg.coefficients import make_agnn_conv, make_fa_conv
 from gnnfast.pyg.general import make_scatter
+from gnnfast.pyg.gin import make_gin_conv, make_gine_conv
 from gnnfast.pyg.hypergraph import make_hypergraph_conv
-from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG, make_gin_conv, make_gine_conv, make_layer, product, through
+from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG, make_layer
 from gnnfast.pyg.loops import flipped, make_add_self_loops, make_remove_self_loops, make_side_by_side
 from gnnfast.pyg.negative_sampling import make_negative_sampling, make_sample
 from gnnfast.pyg.norm import make_gcn_norm, make_laplacian, make_normalising
 from gnnfast.pyg.pna import make_pna_conv
+from gnnfast.pyg.products import product, through
 from gnnfast.pyg.propagate import make_generic, propagate
 from gnnfast.pyg.relational_attention import make_rgat_conv
 from gnnfast.pyg.relations import biases_of_types, make_hetero_linear, make_rgcn_conv

@@ -1,16 +1,14 @@
 """Layers that are linear up to their bias. Each declares its parts (:class:`Form`); one place decides the order of product and
-aggregation, as PyG writes it or the cheaper one, and runs all as one node of autograd. And products with constant sparse features.
-"""
+aggregation, as PyG writes it or the cheaper one, and runs all as one node of autograd."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import operator
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -21,30 +19,26 @@ from torch.nn import functional
 from gnnfast import features, guards
 from gnnfast.cache import Sightings, cache
 from gnnfast.config import settings
-from gnnfast.dispatch.bias import FEWEST_ROWS, are_many, biased, linears
-from gnnfast.dispatch.bias import linear as linear_of
-from gnnfast.dispatch.execute import Linear, aggregate, linear_layer, listed_layer
+from gnnfast.dispatch.bias import biased
+from gnnfast.dispatch.execute import Linear, linear_layer, listed_layer
 from gnnfast.dispatch.select import FEW_BYTES, Layer, cannot_win, linear_first, saves_little
 from gnnfast.graph import ids
 from gnnfast.graph.checks import saved_tensors_are_watched
-from gnnfast.guards import tracing_state
 from gnnfast.hardware import relative_bandwidth
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import listed
 from gnnfast.pyg.adjacency import ends_of_new, found_graph, graph_of, regrets, running
 from gnnfast.pyg.as_written import reduced
-from gnnfast.pyg.known import is_linear
-from gnnfast.pyg.messages import GINE
 from gnnfast.pyg.norm import make_normalising, normalised, sharing
-from gnnfast.pyg.small import are_few, bounds, is_new, is_new_and_tiny, most_ids, of_sums, remember
-from gnnfast.pyg.verdict import check_module, global_hooks, is_plain, module_hooks, reduction_of, served, watch_of
-from gnnfast.reporting import fell_back, ran
+from gnnfast.pyg.products import fits, is_csr, is_product, lin_parameters, placeholder, sparse_product
+from gnnfast.pyg.small import ALONE, SMALL, are_few, bounds, is_new, is_new_and_tiny, most_ids, of_sums, remember
+from gnnfast.pyg.verdict import check_module, keeps_methods, reduction_of, served, watch_of
+from gnnfast.reporting import ran
 from gnnfast.stream import is_capturing
 from gnnfast.types import FEATURE_DTYPES, LINEAR, REORDERED
 from gnnfast.unsupported import Unsupported
 
 _PLAIN = ("add", "sum", "mean", "max", "min")
-_methods = operator.attrgetter("message", "aggregate", "update", "message_and_aggregate", "forward")
 _STRIDED = torch.strided
 
 
@@ -131,7 +125,13 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
             if out is None:
                 if not first:
                     return in_order(module, x, edge_index, *rest)
-                out = _in_parts(module, call, {} if at_size is None else {"size": size}, at_weight is not None, bool(form.root) and parts.to_target)
+                out = _in_parts(
+                    module,
+                    call,
+                    {} if at_size is None else {"size": size},
+                    at_weight is not None,
+                    bool(form.root) and parts.to_target,
+                )
             return functional.normalize(out, p=2.0, dim=-1) if form.unit and getattr(module, form.unit) else out
 
         return forward
@@ -166,13 +166,6 @@ def _operands(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any) -
     return Linear(x, weight, bias, None, root_weight)
 
 
-def lin_parameters(lin: Any) -> Any:
-    """The weight and the bias of a linear layer that is a product; what is not there is no tensor, a bias that it was made without
-    ``None``."""
-    parameters = lin._parameters
-    return parameters.get("weight", ""), parameters.get("bias", "")
-
-
 def _alone(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any) -> Tensor | None:
     """A layer that is left to PyG for its size, by PyG's operations alone: on small graphs what calls them takes as long. ``None``:
     PyG's forward must run."""
@@ -196,11 +189,8 @@ def _alone(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any) -> T
     except (IndexError, ValueError, RuntimeError):  # PyG raises its own
         return None
     left.edge_index = None
-    ran(parts.verdict.place, "PyG's own", ALONE)
+    ran(parts.verdict.place, "PyG's own", ALONE[SMALL])
     return out
-
-
-ALONE = "too small to gain: its operations alone"
 
 
 def _at_once(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any) -> Tensor | None:
@@ -341,7 +331,7 @@ class _Parts:
         modules = own["_modules"]
         self.lin, self.root, self.aggr = modules.get(form.lin), modules.get(form.root), modules.get("aggr_module")
         # Whoever has replaced a function in between would see features of another width.
-        if not (cls is known or _methods(cls) == _methods(known)) or "propagate" in own:
+        if not keeps_methods(cls, known) or "propagate" in own:
             raise Unsupported("a method is another than the layer's")
         self.verdict, self.watch = check_module(module), watch_of(module)
         message = self.verdict.message
@@ -366,17 +356,15 @@ class _Parts:
         modules, lin, aggr = own["_modules"], self.lin, self.aggr
         if modules.get(form.lin) is not lin or modules.get(form.root) is not self.root or modules.get("aggr_module") is not aggr:
             return False
-        of_lin, cls = lin.__dict__, type(module)
+        cls = type(module)
         return (
-            not any(module_hooks(of_lin))
+            is_product(lin)
             and "propagate" not in own
-            and of_lin.keys().isdisjoint(_OF_LINEAR)
             and self.fetch(own) == self.options
             and own.get("_cached_x") is None
             and not (form.bias and lin._parameters.get("bias") is not None)
             and self.watch.of_instance(cls, own, aggr) is self.verdict
             and cls.propagate.__code__ is self.code
-            and is_linear(type(lin))
         )
 
 
@@ -419,7 +407,7 @@ def _look(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any, weigh
         return None
     if type(edge_index) is not Tensor or edge_index.layout is not _STRIDED or edge_index.dim() != 2:
         return None
-    csr = _is_csr(x)
+    csr = is_csr(x)
     if (csr and features.unsupported(x)) or (not csr and guards.operand("x", x)):
         return None
     if size is not None and len(size) != 2:
@@ -427,7 +415,7 @@ def _look(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any, weigh
     of_lin, owner = parts.lin._parameters, module if form.bias else parts.lin
     of_bias = owner._parameters
     bias = of_bias["bias"] if "bias" in of_bias else getattr(owner, "bias", None)
-    if not _fits(x, of_lin.get("weight"), bias) or (weight is not None and not form.first and _promotes(x, weight)):
+    if not fits(x, of_lin.get("weight"), bias) or (weight is not None and not form.first and _promotes(x, weight)):
         return None
     root = None
     if form.root and x_dst is not None and (not form.has_root or module.__dict__.get(form.has_root)):
@@ -480,7 +468,7 @@ def _in_one(module: Any, call: _Call, first: bool) -> Tensor | None:
         if not is_product(root, type(call.lin)):
             return None
         root_weight = root._parameters.get("weight")
-        if root._parameters.get("bias") is not None or not _fits(x_dst, root_weight, None) or x_dst.dtype != dtype:
+        if root._parameters.get("bias") is not None or not fits(x_dst, root_weight, None) or x_dst.dtype != dtype:
             return None
         if root_weight.shape[0] != lin_weight.shape[0]:
             return None
@@ -515,215 +503,14 @@ def _in_parts(module: Any, call: _Call, kwargs: dict[str, Any], weighted: bool, 
     running.graph = call.graph
     try:
         for _ in range(call.hops):
-            out = module.propagate(call.edge_index, x=(out, _placeholder(call.x_dst)) if pair else out, **kwargs)
+            out = module.propagate(call.edge_index, x=(out, placeholder(call.x_dst)) if pair else out, **kwargs)
     finally:
         running.graph = None
     out = out if call.bias is None else biased(out, call.bias)
     return out if call.root is None else out + call.root(call.x_dst)
 
 
-def product(x: Any, module: Any, linear: type) -> Any:
-    """``F.linear(x, module.weight, module.bias)`` of PyG's class of ``linear`` layers. Most inputs are hidden activations, or few
-    numbers: for these it only looks up parameters where they are, a microsecond less than as attributes of a module, and asks
-    nothing else."""
-    plain = type(x) is Tensor and x.layout is _STRIDED
-    few = plain and (x.requires_grad or tracing_state() is not None or not features.large(x))
-    own = module.__dict__
-    if few and type(module) is linear and "weight" not in own and "bias" not in own:
-        parameters = own["_parameters"]
-        try:
-            weight, bias = parameters["weight"], parameters["bias"]
-            many = x.is_cuda and torch.is_grad_enabled() and tracing_state() is None and x.numel() >= FEWEST_ROWS
-            return linear_of(x, weight, bias) if many else functional.linear(x, weight, bias)
-        except KeyError:  # somebody has parametrised them
-            pass
-    weight, bias = module.weight, module.bias
-    out = None if few else _multiplied(x, weight, bias, module)
-    return linear_of(x, weight, bias) if out is None else out
-
-
-def products(x: Any, lins: Sequence[Any]) -> Sequence[Tensor]:
-    """What linear layers make of the same features: without calling them as modules, which takes as long as the product does on
-    small graphs, if that is a product alone."""
-    if torch.compiler.is_compiling():
-        return [lin(x) for lin in lins]
-    hidden = type(x) is Tensor and (x.requires_grad or not features.large(x))  # else they may be used compressed
-    known = type(lins[0])
-    if hidden and is_linear(known) and all(is_product(lin, known) for lin in lins):
-        parameters = [lin_parameters(lin) for lin in lins]
-        if all(type(weight) in guards.PLAIN and (bias is None or type(bias) in guards.PLAIN) for weight, bias in parameters):
-            return linears(x, *itertools.chain(*parameters))
-    return [lin(x) for lin in lins]
-
-
-def through(nn: Any, x: Any) -> Any:
-    """``nn(x)``, its linear layers with many rows on a GPU as :func:`gnnfast.dispatch.bias.linear` has them."""
-    rows = type(x) is Tensor and x.is_cuda and x.dim() == 2 and torch.is_grad_enabled()
-    if not rows or not isinstance(nn, torch.nn.Module) or not are_many(x, _widest_bias(nn)):
-        return nn(x)
-    if any(global_hooks) or nn._compiled_call_impl is not None:
-        return nn(x)
-    if type(nn) is torch.nn.Sequential and is_plain(nn):
-        for part in nn._modules.values():
-            x = through(part, x)
-        return x
-    return product(x, nn, type(nn)) if is_product(nn) else nn(x)
-
-
-def _widest_bias(nn: torch.nn.Module) -> int:
-    """The length of the longest bias of a module, or of those that run in turn."""
-    if type(nn) is torch.nn.Sequential:
-        return max(map(_widest_bias, nn._modules.values()), default=0)  # type: ignore[arg-type]
-    bias: Any = lin_parameters(nn)[1] if is_linear(type(nn)) else None
-    return bias.numel() if type(bias) in guards.PLAIN else 0
-
-
-def _multiplied(x: Any, weight: Any, bias: Any, module: Any) -> Tensor | None:
-    """The product with features that are compressed; ``None``: torch's own."""
-    if type(x) is not Tensor:
-        return None
-    if x.layout is _STRIDED:
-        if not features.sighted(x, module, "product") or guards.context():
-            return None
-    elif reason := guards.context() or features.unsupported(x):
-        fell_back("pyg Linear", reason)
-        return None
-    if not _fits(x, weight, bias):
-        return None
-    if bias is not None and x.element_size() == 2 and x.layout is _STRIDED:
-        return None  # a bias added to rounded products rounds twice
-    out = _product(x, weight, module, "pyg Linear")
-    return out if out is None or bias is None else biased(out, bias)
-
-
-def make_gin_conv(original: FunctionType) -> Callable[..., Any]:
-    """A dispatcher for ``GINConv.forward(x, edge_index, size)``."""
-
-    known = class_of(original)
-
-    def gin_conv(module: Any, x: Any, edge_index: Any, size: Any) -> Any:
-        if guards.context():
-            return NotImplemented
-        if type(x) is Tensor and size is None and x.layout is _STRIDED:
-            return _gin(known, module, x, edge_index)
-        x_src, x_dst = _pair(x)
-        if not _is_csr(x_dst) or features.unsupported(x_dst):
-            return NotImplemented
-        out = module.propagate(edge_index, x=(x_src, _placeholder(x_dst)), size=size)
-        return module.nn(out + (1 + module.eps) * x_dst.to_dense())  # torch cannot scale torch.sparse_csr
-
-    return gin_conv
-
-
-def make_gine_conv(original: FunctionType) -> Callable[..., Any]:
-    """A dispatcher for ``GINEConv.forward(x, edge_index, edge_attr, size)``."""
-
-    known = class_of(original)
-
-    def gine_conv(module: Any, x: Any, edge_index: Any, edge_attr: Any, size: Any) -> Any:
-        plain = type(x) is Tensor and size is None and x.layout is _STRIDED and type(edge_attr) is Tensor
-        if not plain or guards.context() or torch.is_autocast_enabled(x.device.type):
-            return NotImplemented
-        lin, width = module.__dict__["_modules"].get("lin"), x.shape[-1]
-        if lin is not None:
-            if not is_product(lin) or not _fits(edge_attr, lin.weight, lin.bias):
-                return NotImplemented
-            width = lin.weight.shape[0]
-        fits = edge_attr.dim() == 2 and edge_attr.dtype is x.dtype and not guards.operand("edge_attr", edge_attr)
-        if not fits or edge_attr.device != x.device or (edge_attr.shape[1] if lin is None else width) != x.shape[-1]:
-            return NotImplemented
-        return _gin(known, module, x, edge_index, edge_attr)
-
-    return gine_conv
-
-
-def _gin(known: Any, module: Any, x: Tensor, edge_index: Any, edge_attr: Tensor | None = None) -> Any:
-    """The layer over one graph with as few operations as there can be; with ``edge_attr``, GINE's, if it is small."""
-    if type(edge_index) is not Tensor or edge_index.layout is not _STRIDED or edge_index.dim() != 2 or x.dim() != 2:
-        return NotImplemented
-    own, is_cuda = module.__dict__, x.is_cuda
-    training, row_bytes = torch.is_grad_enabled(), x.shape[1] * x.element_size()
-    tiny, new = of_sums(x, "sum") if edge_attr is None else ("tiny cpu", "cpu")
-    nbytes, current = edge_index.shape[1] * row_bytes, settings()
-    small = cannot_win(nbytes, training, current, "cuda" if is_cuda else new)
-    if small and not is_cuda and not cannot_win(nbytes, training, current, tiny):
-        # A format wins from the second step on, if it is over the same graph.
-        small = not (saved_tensors_are_watched() or _met.again(edge_index, id(module)))
-    eps = own["_buffers"].get("eps", own["_parameters"].get("eps"))
-    if guards.operand("x", x) or x.dtype not in FEATURE_DTYPES:
-        return NotImplemented
-    if own["node_dim"] not in (-2, 0):
-        return NotImplemented
-    if not isinstance(eps, Tensor) or guards.operand("eps", eps) or eps.dtype != x.dtype or eps.device != x.device:
-        return NotImplemented
-    if eps.shape != (1,) or not (type(module) is known or _methods(type(module)) == _methods(known)) or "propagate" in own:
-        return NotImplemented
-    if is_cuda:
-        ids.check()
-    try:
-        verdict = check_module(module)
-        known_message = verdict.message[:2] == ("x", None) if edge_attr is None else verdict.message is GINE
-        if verdict.update is not None or not known_message or not is_dispatched(type(module).propagate):
-            return NotImplemented
-        if small and verdict.reduce == "sum":
-            out = _scattered(module, x, eps, edge_index, edge_attr, verdict.place)
-        elif edge_attr is not None or (small and is_cuda):
-            return NotImplemented  # propagate says so
-        else:
-            graph = graph_of(edge_index, x.shape[0], x.shape[0], own["flow"] == "source_to_target")
-            if graph.device != x.device:
-                return NotImplemented
-            # The product with 1 + eps keeps x where eps needs a gradient, in PyG too.
-            how: Any = dict(place=verdict.place, ties="scatter", training=module.training, owner=module, copies=True)
-            out = aggregate(graph, x, None, verdict.reduce, **how)
-            out = out.addcmul_(x, 1 + eps) if verdict.reduce in LINEAR else torch.addcmul(out, x, 1 + eps)  # a maximum is kept
-    except (Unsupported, IndexError, ValueError):  # PyG raises its own
-        return NotImplemented
-    return through(module.nn, out)
-
-
 _met = Sightings()
-
-
-def _scattered(module: Any, x: Tensor, eps: Tensor, edge_index: Tensor, edge_attr: Tensor | None, place: str) -> Tensor:
-    """The sum over a graph, and ``(1 + eps) * x`` added to it, by few operations of torch: on small graphs the host takes longer
-    between these than in them. Raises Unsupported if PyG's own must run."""
-    if edge_index.shape[0] != 2 or edge_index.dtype is not torch.int64 or guards.operand("edge_index", edge_index):
-        raise Unsupported("the edges are not as PyG wants them")
-    if edge_attr is not None and edge_attr.shape[0] != edge_index.shape[1]:
-        raise Unsupported("there are not as many edge features as edges")
-    to_target = module.__dict__["flow"] == "source_to_target"
-    if edge_attr is None and listed.pays(edge_index, x):
-        out = listed.aggregate(edge_index, to_target, None, x, x.shape[0], "sum")
-        if out is not NotImplemented:
-            ran(place, "gas sum", listed.WHY)
-            return out.add_((1 + eps) * x)
-    src, dst = edge_index.unbind() if to_target else reversed(edge_index.unbind())
-    try:
-        messages = x.index_select(0, src)
-        if edge_attr is not None:
-            messages = (messages + (edge_attr if module.lin is None else module.lin(edge_attr))).relu()
-        scaled = (1 + eps) * x
-        index = dst.unsqueeze(1).expand_as(messages)
-        if x.is_cuda:  # where every launch counts, and no order of adding is PyG's
-            out = scaled.scatter_add_(0, index, messages)
-        else:  # in PyG's order, which rounds alike
-            out = torch.zeros_like(x).scatter_add_(0, index, messages).add_(scaled)
-    except RuntimeError as error:  # PyG raises its own
-        raise Unsupported(str(error)) from None
-    ran(place, "PyG's own", ALONE)
-    return out
-
-
-def _pair(x: Any) -> tuple[Any, Any]:
-    if isinstance(x, Tensor):
-        return x, x
-    return x if isinstance(x, tuple) and len(x) == 2 else (None, None)
-
-
-def _placeholder(x_dst: Any) -> Any:
-    """What ``propagate`` takes the number of destinations from: a sparse tensor has no rows that it could select."""
-    return x_dst.values().new_empty(()).expand(x_dst.shape) if _is_csr(x_dst) else x_dst
 
 
 def _promotes(x: Any, weight: Any) -> bool:
@@ -732,37 +519,9 @@ def _promotes(x: Any, weight: Any) -> bool:
     return tensors and torch.promote_types(x.dtype, weight.dtype) != x.dtype
 
 
-def _is_csr(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.layout is torch.sparse_csr
-
-
-def _fits(x: Any, weight: Any, bias: Any) -> bool:
-    """Whether a product of gnnfast can stand in for ``x @ weight.t() + bias``."""
-    if guards.operand("weight", weight) or (bias is not None and guards.operand("bias", bias)):
-        return False
-    dtype, device = weight.dtype, weight.device
-    if x.dim() != 2 or weight.dim() != 2 or x.size(1) != weight.size(1) or x.dtype != dtype or x.device != device:
-        return False
-    return not torch.is_autocast_enabled(device.type) and (bias is None or bias.dtype == dtype)
-
-
-def _product(x: Tensor, weight: Tensor, owner: Any, place: str) -> Tensor | None:
-    """``x @ weight.t()`` by a sparse kernel, or ``None`` where a dense one is as good."""
-    if not _is_csr(x):
-        return features.try_multiply(x, weight, owner, place)
-    try:
-        return features.multiply_csr(x, weight, place)
-    except Unsupported as error:
-        reason = str(error)
-    except (IndexError, ValueError) as error:  # PyG raises its own
-        reason = f"invalid input: {error}"
-    fell_back(place, reason)
-    return None
-
-
 def _project(module: Any, lin: Any, x: Tensor, copies: bool) -> Tensor:
     """``lin(x)`` without the bias; with ``copies``, the user may write into ``x`` before the backward pass."""
-    out = _product(x, lin.weight, lin, f"pyg {type(module).__name__}")
+    out = sparse_product(x, lin.weight, lin, f"pyg {type(module).__name__}")
     if out is not None:
         return out
     if copies and torch.is_grad_enabled() and lin.weight.requires_grad:
@@ -779,7 +538,7 @@ def _num_dst(x_src: Tensor, x_dst: Any, size: Any) -> int:
 def _is_cheaper_first(module: Any, call: _Call) -> bool:
     """Whether ``aggregate(lin(x))`` is so much cheaper than ``lin(aggregate(x))`` that the order changes."""
     x, weight = call.x, call.lin._parameters["weight"]
-    if _is_csr(x):
+    if is_csr(x):
         ran(call.place, "linear first", _change(weight))  # in PyG's order they would have to be gathered
         return True
     if x.dtype not in REORDERED:
@@ -810,13 +569,3 @@ def _is_cheaper_first(module: Any, call: _Call) -> bool:
 
 def _change(weight: Tensor) -> str:
     return f"{weight.shape[1]} -> {weight.shape[0]} features"
-
-
-def is_product(lin: Any, known: type | None = None) -> bool:
-    """Whether calling ``lin`` is a product and a bias and nothing else; that of a class ``known`` is, as was just asked."""
-    own = lin.__dict__
-    return (type(lin) is known or is_linear(type(lin))) and own.keys().isdisjoint(_OF_LINEAR) and not any(module_hooks(own))
-
-
-# What of an instance would be called, or used, in place of what its class and its parameters say.
-_OF_LINEAR = ("forward", "_call_impl", "weight", "bias")

@@ -26,7 +26,7 @@ from gnnfast.pyg import bounded
 from gnnfast.pyg.adjacency import graph_of
 from gnnfast.pyg.aggregations import kinds_of
 from gnnfast.pyg.known import replaced_in_layer
-from gnnfast.pyg.layers import is_product
+from gnnfast.pyg.products import is_product
 from gnnfast.pyg.small import is_new_and_tiny
 from gnnfast.pyg.verdict import check_steps, is_plain
 from gnnfast.reporting import ran

@@ -26,9 +26,10 @@ from gnnfast.pyg import bounded, general, listed
 from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.as_written import as_written, rule_of
 from gnnfast.pyg.attention import dot_attention, is_first_and_small, is_small_transformer
-from gnnfast.pyg.layers import is_product, left
+from gnnfast.pyg.layers import left
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, Message, means_relu
-from gnnfast.pyg.small import PARTS, bounds, is_new, most_ids, of_sums, parts_are_few, remember
+from gnnfast.pyg.products import is_product
+from gnnfast.pyg.small import ALONE, NEW_AND_SMALL, PARTS, SMALL, bounds, is_new, most_ids, of_sums, parts_are_few, remember
 from gnnfast.pyg.verdict import COLLECT, GENERIC, OfClass, Verdict, check_module, reduction_of, refused, served
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import EXTREMA, FEATURE_DTYPES, INDEX_DTYPES
@@ -79,10 +80,6 @@ def propagate(
     return NotImplemented
 
 
-SMALL, NEW_AND_SMALL = "too small to gain", "too small to gain from a graph that is new"
-_ALONE = {why: f"{why}: its operations alone" for why in (SMALL, NEW_AND_SMALL)}
-
-
 def _left(
     original: FunctionType, module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str, place: str, why: str
 ) -> Any:
@@ -95,7 +92,7 @@ def _left(
             except Unsupported:
                 pass
         out = as_written(module, edge_index, size, kwargs, collect)
-    ran(place, "PyG's own", why if out is NotImplemented else _ALONE[why])
+    ran(place, "PyG's own", why if out is NotImplemented else ALONE[why])
     return _run(original, module, edge_index, size, kwargs) if out is NotImplemented else out
 
 

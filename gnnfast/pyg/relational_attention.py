@@ -26,7 +26,7 @@ from gnnfast.graph.checks import MOST_EDGES, MOST_NODES
 from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.patching import class_of
 from gnnfast.pyg.known import replaced_in_attention
-from gnnfast.pyg.layers import is_product
+from gnnfast.pyg.products import is_product
 from gnnfast.pyg.relations import check_layer, check_tensors
 from gnnfast.pyg.small import is_new_and_few
 from gnnfast.reporting import ran

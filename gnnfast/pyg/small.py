@@ -38,8 +38,11 @@ class _Returning:
 returning: dict[int, _Returning] = {}  # by the id of the layer
 
 
-# Where edges are few (SMALL), over any graph and over one that is new: of what is left to PyG's operations, and of what runs as one
-# operation over the edges as they are listed, extrema without a gradient alone.
+SMALL, NEW_AND_SMALL = "too small to gain", "too small to gain from a graph that is new"
+ALONE = {why: f"{why}: its operations alone" for why in (SMALL, NEW_AND_SMALL)}  # where not even PyG's own code calls them
+
+# Where edges are few, over any graph and over one that is new: of what is left to PyG's operations, and of what runs as one
+# operation over the edges as they are listed, extrema without a gradient alone (gnnfast.dispatch.select.SMALL).
 PARTS, LISTED, LISTED_EXTREMA = (tuple(f"{age} {what}cpu" for age in ("tiny", "new")) for what in ("", "sums ", "extrema "))
 
 

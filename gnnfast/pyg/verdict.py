@@ -213,6 +213,14 @@ def refused(cls: type) -> str:
     return ""
 
 
+_of_layers = operator.attrgetter("message", "aggregate", "update", "message_and_aggregate", "forward")
+
+
+def keeps_methods(cls: Any, layer: Any) -> bool:
+    """Whether a class has all methods of PyG's ``layer``, which it is or derives from."""
+    return cls is layer or _of_layers(cls) == _of_layers(layer)
+
+
 def _methods(collect: str) -> tuple[str, ...]:
     return tuple(collect if name == COLLECT else name for name in METHODS)
 

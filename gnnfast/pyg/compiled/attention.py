@@ -30,8 +30,8 @@ from gnnfast.pyg.compiled.questions import (
     needs_grad,
 )
 from gnnfast.pyg.known import replaced_in_attention
-from gnnfast.pyg.layers import is_product
 from gnnfast.pyg.messages import DOT_ATTENTION
+from gnnfast.pyg.products import is_product
 from gnnfast.reporting import ran
 from gnnfast.types import REORDERED
 from gnnfast.unsupported import Unsupported

@@ -28,8 +28,8 @@ from gnnfast.pyg.compiled.questions import (
     needs_grad,
     state,
 )
-from gnnfast.pyg.layers import is_product
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, means_relu
+from gnnfast.pyg.products import is_product
 from gnnfast.pyg.propagate import weight_of
 from gnnfast.pyg.verdict import COLLECT, GENERIC, OfClass, check_module, reduction_of
 from gnnfast.reporting import ran
