@@ -3,6 +3,7 @@
 gnnfast bench host --device cuda --out benchmarks/results/NAME
 gnnfast bench host --groups molecules --sizes 32 --models GIN GCN
 gnnfast bench host --groups layers --apart             every convolution of PyG alone, on graphs of a few edges
+gnnfast bench host --apart --processes 4 ...           each side in four processes, of which one may be slow for its whole life
 gnnfast bench host --control ...                       PyG twice: what ratios vary by where nothing differs
 
 Molecules: batches of small graphs of 15 to 34 atoms, 5 layers of 64. Samples: neighbours of seed nodes as a loader draws them
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import operator
 import os
 import statistics
@@ -229,22 +231,22 @@ PER_SIDE = 2  # cores: of the thread that runs a model, and of the one that runs
 
 
 class Side(NamedTuple):
-    """What is measured: DGL or PyG, with gnnfast ``on`` or not."""
+    """What is measured: DGL or PyG, by which of the :func:`make_workers`."""
 
     name: str
-    on: bool
+    worker: str
     in_pyg: bool = False
 
 
 def sides_of(group: str, cuda: bool, control: bool) -> tuple[Side, Side]:
     """Those of a cell, of which the second is gnnfast's, or as a ``control`` the first again."""
     if control:
-        return Side("PyG", False), Side("PyG again", False)
+        return Side("PyG", "off"), Side("PyG again", "again")
     if group not in host_dgl.WORK:
-        return Side("PyG", False), Side("gnnfast", True)
+        return Side("PyG", "off"), Side("gnnfast", "on")
     if cuda:
-        return Side("gnnfast in PyG", True, in_pyg=True), Side("gnnfast in DGL", True)
-    return Side("DGL", False), Side("gnnfast", True)
+        return Side("gnnfast in PyG", "on", in_pyg=True), Side("gnnfast in DGL", "on")
+    return Side("DGL", "off"), Side("gnnfast", "on")
 
 
 class Cell(NamedTuple):
@@ -326,10 +328,25 @@ def free_cores(options: argparse.Namespace) -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-def measure(cell: Cell, workers: dict[bool, Any], options: argparse.Namespace) -> tables.Row:
+def make_workers(options: argparse.Namespace) -> dict[str, list[Any]]:
+    """What measures, by whether gnnfast is on in it: as a control, ``"off"`` and ``"again"``, each in processes of its own."""
+    apart = ("host", "--device", options.device, "--serve")
+    make = (
+        functools.partial(processes.Apart, *apart, variables=KEPT_MEMORY)
+        if options.apart
+        else functools.partial(Here, options.device)
+    )
+    names = ("off", "again") if options.control else ("off", "on")
+    return {name: [make(on=name == "on") for _ in range(options.processes)] for name in names}
+
+
+def measure(cell: Cell, workers: dict[str, list[Any]], options: argparse.Namespace) -> tables.Row:
     cuda = options.device == "cuda"
     sides = sides_of(cell.group, cuda, options.control)
-    made = [workers[side.on].ask("make", tuple(cell), side.in_pyg) for side in sides]
+    made = []
+    for side in sides:
+        first, *_ = [worker.ask("make", tuple(cell), side.in_pyg) for worker in workers[side.worker]]
+        made.append(first)
     row: tables.Row = {"group": cell.group, "size": cell.size, "model": cell.model}
     row |= {"pass": "training" if cell.training else "inference", "graph": "new" if cell.new else "same"}
     row |= {what: made[1][what] for what in ("nodes", "edges")}
@@ -340,12 +357,13 @@ def measure(cell: Cell, workers: dict[bool, Any], options: argparse.Namespace) -
     times: dict[str, list[float]] = {side.name: [] for side in sides}
     available = free_cores(options)
     for nth in range(options.repeats):
-        # Cores of one machine differ for as long as their neighbours are busy, and a process stays on its own: both sides take the
-        # same, others in each round.
+        # One process may be slower than another for as long as it lives, by 5% and more, hence several of each side. Cores of one
+        # machine differ for as long as their neighbours are busy, and a process stays on its own: both sides take the same, others
+        # in each round.
         cores = {available[(PER_SIDE * nth + k) % len(available)] for k in range(PER_SIDE)} if available else None
         for side in sides if nth % 2 else sides[::-1]:
-            how = options.warmup, options.seconds, cores, nth == 0 or not options.apart
-            times[side.name].append(workers[side.on].ask("time", side.in_pyg, *how))
+            how = options.warmup, options.seconds, cores, nth < options.processes or not options.apart
+            times[side.name].append(workers[side.worker][nth % options.processes].ask("time", side.in_pyg, *how))
     for side in sides:
         row |= timing.Sample.of(times[side.name]).columns(side.name) | {f"{side.name} fastest ms": min(times[side.name])}
     row["sides"] = " / ".join(side.name for side in sides)
@@ -355,8 +373,8 @@ def measure(cell: Cell, workers: dict[bool, Any], options: argparse.Namespace) -
     row["ratio of fastest"] = row[f"{sides[0].name} fastest ms"] / row[f"{sides[1].name} fastest ms"]
     if cuda and not options.quick:
         for side in sides:
-            row[f"{side.name} waits"], row[f"{side.name} launches"] = workers[side.on].ask("count", side.in_pyg)
-    for worker in workers.values():
+            row[f"{side.name} waits"], row[f"{side.name} launches"] = workers[side.worker][0].ask("count", side.in_pyg)
+    for worker in itertools.chain(*workers.values()):
         worker.ask("clear")
     return row
 
@@ -406,6 +424,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=16, help="steps at least before each measurement")
     parser.add_argument("--apart", action="store_true", help="each side in a process of its own, where nothing is switched")
+    parser.add_argument("--processes", type=int, default=1, help="of each side, in turn; with --apart")
     parser.add_argument("--control", action="store_true", help="PyG on both sides: what ratios vary by where nothing differs")
     parser.add_argument("--seconds", type=float, default=0.15, help="of steps in one measurement")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
@@ -423,16 +442,12 @@ def main(arguments: list[str] | None = None) -> int:
         options.groups = [g for g in options.groups if g != "full"]
     if options.control:
         options.groups = [g for g in options.groups if g not in host_dgl.WORK]
+    if options.processes < 1 or (options.processes > 1 and not options.apart):
+        parser.error(f"--processes {options.processes}: at least 1, and with --apart")
     wanted = list(cells(options))
     if not wanted:
         parser.error(f"nothing to measure: --groups {' '.join(options.groups)} has none of these --sizes and --models")
-    apart = ("host", "--device", options.device, "--serve")
-    make = (
-        functools.partial(processes.Apart, *apart, variables=KEPT_MEMORY)
-        if options.apart
-        else functools.partial(Here, options.device)
-    )
-    workers = {on: make(on=on) for on in (False, True)}
+    workers = make_workers(options)
     title = f"Models where the host decides, on {options.device}"
     for cell in wanted:
         try:

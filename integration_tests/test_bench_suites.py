@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import importlib
 import importlib.util
 import json
@@ -20,8 +21,10 @@ from gnnfast.cli import benchmarks, main
 
 pytest.importorskip("torch_geometric", reason="PyG is not installed")
 PACKAGE = benchmarks().__name__
-MODULES = "compare, compiled, conversion, convs, layers, lists, memory, page, processes, sampled, script, tables, timing, train"
-compare, compiled, conversion, convs, layers, lists, memory, page, processes, sampled, script, tables, timing, train = (
+MODULES = (
+    "compare, compiled, conversion, convs, host, layers, lists, memory, page, processes, sampled, script, tables, timing, train"
+)
+compare, compiled, conversion, convs, host, layers, lists, memory, page, processes, sampled, script, tables, timing, train = (
     importlib.import_module(f"{PACKAGE}.{name}") for name in MODULES.split(", ")
 )
 needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
@@ -153,6 +156,34 @@ def test_layers_alone_on_small_graphs(device, tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("control", [False, True])
+def test_processes_of_both_sides_take_turns(control: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """None of them is one of both, in a control either."""
+    timed: list[tuple[int, bool]] = []
+
+    class Process(host.Here):
+        def __init__(self, *_: str, on: bool, variables: dict[str, str]) -> None:
+            super().__init__("cpu", on)
+
+        def ask(self, what: str, *arguments: Any) -> Any:
+            if what == "time":
+                timed.append((id(self), self._switch is gnnfast.enable))
+            return super().ask(what, *arguments)
+
+    monkeypatch.setattr(processes, "Apart", Process)
+    out = tmp_path / "host"
+    chosen = ("--device", "cpu", "--groups", "layers", "--sizes", "200", "--models", "SimpleConv", "--out", str(out))
+    how = ("--apart", "--processes", "3", "--repeats", "6", "--warmup", "1", "--seconds", "0.001", "--quick")
+    assert main(["bench", "host", *chosen, *how, *(["--control"] if control else [])]) == 0
+    of_cell = timed[:12]
+    assert len(timed) == 4 * 12 and set(collections.Counter(of_cell).values()) == {2} and len({id for id, _ in of_cell}) == 6
+    assert [on for _, on in of_cell].count(True) == (0 if control else 6)
+    for nth in range(0, 12, 2):  # a round: one process of each side, the same ones three rounds later
+        assert {id for id, _ in of_cell[nth : nth + 2]} == {id for id, _ in of_cell[(nth + 6) % 12 : (nth + 6) % 12 + 2]}
+    (sides,) = {row["sides"] for row in json.loads(out.with_suffix(".json").read_text())["rows"]}
+    assert sides == ("PyG / PyG again" if control else "PyG / gnnfast")
+
+
 def test_layers_that_differ_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = layers.gradients
     monkeypatch.setattr(layers, "gradients", lambda *given: [g * (1.1 if gnnfast.is_enabled() else 1) for g in right(*given)])
@@ -232,6 +263,7 @@ def test_help_fits_a_terminal(name: str, monkeypatch: pytest.MonkeyPatch, capsys
     [
         (["attention", "--graphs", "nope"], "--graphs: 'nope' is no graph"),
         (["host", "--sizes", "banana"], "invalid choice: 'banana'"),
+        (["host", "--processes", "2"], "--processes 2: at least 1, and with --apart"),
         (["host", "--groups", "molecules", "--sizes", "cora"], "--groups molecules has none of these --sizes"),
         (["memory", "--limit", "-1"], "--limit must be above 0 GiB, got -1"),
         (["compare", "absent.json", "absent.json"], "error: absent.json: No such file or directory"),

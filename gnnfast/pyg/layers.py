@@ -35,10 +35,11 @@ from gnnfast.pyg.small import ALONE, SMALL, are_few, bounds, is_new, is_new_and_
 from gnnfast.pyg.verdict import check_module, keeps_methods, reduction_of, served, watch_of
 from gnnfast.reporting import ran
 from gnnfast.stream import is_capturing
-from gnnfast.types import FEATURE_DTYPES, LINEAR, REORDERED
+from gnnfast.types import EXTREMA, FEATURE_DTYPES, LINEAR, REORDERED
 from gnnfast.unsupported import Unsupported
 
 _PLAIN = ("add", "sum", "mean", "max", "min")
+_LEFT = (*LINEAR, *EXTREMA)  # what may be left for its size; the rest is linear
 _STRIDED = torch.strided
 
 
@@ -103,7 +104,7 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
             if form.hops and is_new_and_tiny(x, edge_index, module, "tiny sums cpu") and _keeps_order(form, module, edge_index):
                 return NotImplemented
             weight, size = (None if at is None else rest[at] for at in (at_weight, at_size))
-            parts = parts_of(form, known, module, at_weight is not None)
+            parts = parts_of(form, known, module, at_weight is not None, _LEFT if few else LINEAR)
             if parts is None:
                 return NotImplemented
             if plain:
@@ -336,7 +337,7 @@ class _Parts:
         self.verdict, self.watch = check_module(module), watch_of(module)
         message = self.verdict.message
         shape = ("edge_weight", "view") if weighted else (None, "plain")
-        if self.verdict.update is not None or self.verdict.reduce not in LINEAR or message.feature != "x" or message[1:3] != shape:
+        if self.verdict.update is not None or self.verdict.reduce not in _LEFT or message.feature != "x" or message[1:3] != shape:
             raise Unsupported("the layer aggregates something else")
         if not is_product(self.lin) or not (self.root is None or isinstance(self.root, torch.nn.Module)):
             raise Unsupported("its linear layer is more than a product")
@@ -377,16 +378,16 @@ def _fetcher(form: Form) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
 _parts: dict[int, tuple[weakref.ref[Any], _Parts]] = {}
 
 
-def parts_of(form: Form, known: Any, module: Any, weighted: bool) -> _Parts | None:
-    """The parts of a layer, if it is what it declares. What is not certain runs as PyG wrote it."""
+def parts_of(form: Form, known: Any, module: Any, weighted: bool, reduces: tuple[str, ...] = LINEAR) -> _Parts | None:
+    """The parts of a layer, if it is what it declares and has one of the ``reduces``. What is not certain runs as PyG wrote it."""
     key = id(module)
     found = _parts.get(key)
     try:
         if found is not None and found[0]() is module:
             if found[1].hold(form, module):
-                return found[1]
+                return found[1] if found[1].reduce in reduces else None
             del _parts[key]
-        if reduction_of(module) not in LINEAR:
+        if reduction_of(module) not in reduces:
             return None
         parts = _Parts(form, known, module, weighted)
         if not parts.hold(form, module):

@@ -33,6 +33,7 @@ LAYERS = {
     "SAGEConv, no bias": lambda: nn.SAGEConv(F, F, bias=False),
     "GraphConv": lambda: nn.GraphConv(F, F),
     "GraphConv, mean": lambda: nn.GraphConv(F, F, aggr="mean"),
+    "GraphConv, min": lambda: nn.GraphConv(F, F, aggr="min"),
     "SAGEConv, to sources": lambda: nn.SAGEConv(F, F, flow="target_to_source"),
     "GraphConv, to sources": lambda: nn.GraphConv(F, F, flow="target_to_source"),
     "SAGEConv, both ways": lambda: nn.DirGNNConv(nn.SAGEConv(F, F)),
