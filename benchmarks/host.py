@@ -4,6 +4,7 @@ gnnfast bench host --device cuda --out benchmarks/results/NAME
 gnnfast bench host --groups molecules --sizes 32 --models GIN GCN
 gnnfast bench host --groups layers --apart             every convolution of PyG alone, on graphs of a few edges
 gnnfast bench host --apart --processes 4 ...           each side in four processes, of which one may be slow for its whole life
+gnnfast bench host --instructions --device cpu ...     instructions of a step, by valgrind, where times are noise
 gnnfast bench host --control ...                       PyG twice: what ratios vary by where nothing differs
 
 Molecules: batches of small graphs of 15 to 34 atoms, 5 layers of 64. Samples: neighbours of seed nodes as a loader draws them
@@ -33,7 +34,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GINEConv, P
 import gnnfast
 from gnnfast.cache import cache
 
-from . import convs, graphs, host_dgl, processes, tables, timing
+from . import convs, graphs, host_dgl, instructions, processes, tables, timing
 
 FANOUTS = (15, 10, 5)
 REAL = ("cora", "citeseer", "amazon-photo", "amazon-computers", "tolokers")
@@ -316,6 +317,11 @@ class _Measured:
         """The waits and launches of a step on CUDA."""
         return waits(self.steps[in_pyg]), timing.device_work(self.steps[in_pyg], calls=1, warmup=2)[1]
 
+    def instructions(self, in_pyg: bool, warmup: int) -> int:
+        for _ in range(warmup):
+            self.steps[in_pyg]()
+        return instructions.of_step(self.steps[in_pyg])
+
     def clear(self) -> None:
         self.steps.clear()
         cache.clear()
@@ -328,21 +334,22 @@ def free_cores(options: argparse.Namespace) -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-def make_workers(options: argparse.Namespace) -> dict[str, list[Any]]:
+def make_workers(options: argparse.Namespace, counting: instructions.Counting | None) -> dict[str, list[Any]]:
     """What measures, by whether gnnfast is on in it: as a control, ``"off"`` and ``"again"``, each in processes of its own."""
     apart = ("host", "--device", options.device, "--serve")
-    make = (
-        functools.partial(processes.Apart, *apart, variables=KEPT_MEMORY)
-        if options.apart
-        else functools.partial(Here, options.device)
-    )
+    make: Callable[..., Any]
+    if counting is not None:
+        make = functools.partial(processes.Apart, *apart, variables=counting.variables, prefix=counting.prefix)
+    elif options.apart:
+        make = functools.partial(processes.Apart, *apart, variables=KEPT_MEMORY)
+    else:
+        make = functools.partial(Here, options.device)
     names = ("off", "again") if options.control else ("off", "on")
     return {name: [make(on=name == "on") for _ in range(options.processes)] for name in names}
 
 
 def measure(cell: Cell, workers: dict[str, list[Any]], options: argparse.Namespace) -> tables.Row:
-    cuda = options.device == "cuda"
-    sides = sides_of(cell.group, cuda, options.control)
+    sides = sides_of(cell.group, options.device == "cuda", options.control)
     made = []
     for side in sides:
         first, *_ = [worker.ask("make", tuple(cell), side.in_pyg) for worker in workers[side.worker]]
@@ -354,6 +361,25 @@ def measure(cell: Cell, workers: dict[str, list[Any]], options: argparse.Namespa
     error = 0.0 if sides[0].in_pyg else float((first - last).norm() / first.norm().clamp(min=1e-30))
     if not error < TOLERANCE:
         raise SystemExit(f"gnnfast bench host: results of {row} differ by {error:.2g}")
+    row["sides"] = " / ".join(side.name for side in sides)
+    row |= (_counted if options.instructions else _timed)(sides, workers, options)
+    for worker in itertools.chain(*workers.values()):
+        worker.ask("clear")
+    return row
+
+
+def _counted(sides: tuple[Side, Side], workers: dict[str, list[Any]], options: argparse.Namespace) -> tables.Row:
+    row: tables.Row = {}
+    asked = [workers[side.worker][0] for side in sides]
+    for worker, side in zip(asked, sides):
+        worker.send("instructions", side.in_pyg, options.warmup)
+    for worker, side in zip(asked, sides):
+        row[f"{side.name} instructions"] = worker.answer()
+    return row | {"ratio": operator.truediv(*row.values())}
+
+
+def _timed(sides: tuple[Side, Side], workers: dict[str, list[Any]], options: argparse.Namespace) -> tables.Row:
+    row: tables.Row = {}
     times: dict[str, list[float]] = {side.name: [] for side in sides}
     available = free_cores(options)
     for nth in range(options.repeats):
@@ -366,16 +392,13 @@ def measure(cell: Cell, workers: dict[str, list[Any]], options: argparse.Namespa
             times[side.name].append(workers[side.worker][nth % options.processes].ask("time", side.in_pyg, *how))
     for side in sides:
         row |= timing.Sample.of(times[side.name]).columns(side.name) | {f"{side.name} fastest ms": min(times[side.name])}
-    row["sides"] = " / ".join(side.name for side in sides)
     row["ratio"] = row[f"{sides[0].name} ms"] / row[f"{sides[1].name} ms"]
     # What others do on a machine slows both sides of a round, or makes Python slower, never faster.
     row["ratio of rounds"] = statistics.median(map(operator.truediv, *(times[side.name] for side in sides)))
     row["ratio of fastest"] = row[f"{sides[0].name} fastest ms"] / row[f"{sides[1].name} fastest ms"]
-    if cuda and not options.quick:
+    if options.device == "cuda" and not options.quick:
         for side in sides:
             row[f"{side.name} waits"], row[f"{side.name} launches"] = workers[side.worker][0].ask("count", side.in_pyg)
-    for worker in itertools.chain(*workers.values()):
-        worker.ask("clear")
     return row
 
 
@@ -406,7 +429,9 @@ def summary(rows: list[tables.Row]) -> list[tables.Row]:
         row = dict(zip(("kind", "model", "pass", "graph"), key)) | {"ratio": members[0]["sides"], "cells": len(ratios)}
         row |= {"geometric mean": timing.geometric_mean(ratios), "least": least} | ({"least of": of} if key[1] == "each" else {})
         for other in ("rounds", "fastest"):
-            ratios = [r[f"ratio of {other}"] for r in members]
+            ratios = [r[f"ratio of {other}"] for r in members if f"ratio of {other}" in r]
+            if not ratios:
+                continue
             row |= {f"of {other}": timing.geometric_mean(ratios), f"least of {other}": min(ratios)}
         found.append(row)
     return found
@@ -426,6 +451,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--apart", action="store_true", help="each side in a process of its own, where nothing is switched")
     parser.add_argument("--processes", type=int, default=1, help="of each side, in turn; with --apart")
     parser.add_argument("--control", action="store_true", help="PyG on both sides: what ratios vary by where nothing differs")
+    parser.add_argument("--instructions", action="store_true", help="of a step on a CPU, by valgrind, in place of times")
     parser.add_argument("--seconds", type=float, default=0.15, help="of steps in one measurement")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--quick", action="store_true", help="without counting waits and launches")
@@ -442,12 +468,18 @@ def main(arguments: list[str] | None = None) -> int:
         options.groups = [g for g in options.groups if g != "full"]
     if options.control:
         options.groups = [g for g in options.groups if g not in host_dgl.WORK]
+    if options.instructions and options.device != "cpu":
+        parser.error("--instructions: of a CPU's work alone: add --device cpu")
     if options.processes < 1 or (options.processes > 1 and not options.apart):
         parser.error(f"--processes {options.processes}: at least 1, and with --apart")
     wanted = list(cells(options))
     if not wanted:
         parser.error(f"nothing to measure: --groups {' '.join(options.groups)} has none of these --sizes and --models")
-    workers = make_workers(options)
+    try:
+        counting = instructions.Counting() if options.instructions else None
+    except instructions.Missing as missing:
+        parser.error(f"--instructions: {missing}")
+    workers = make_workers(options, counting)
     title = f"Models where the host decides, on {options.device}"
     for cell in wanted:
         try:
@@ -458,10 +490,14 @@ def main(arguments: list[str] | None = None) -> int:
         if options.out:
             tables.save(tables.make_record(title, device, rows, summary(rows)), options.out)
         sides = row["sides"].split(" / ")
-        times = ", ".join(f"{side} {row[f'{side} ms']:.3g} ms" for side in sides)
+        what = "instructions" if options.instructions else "ms"
+        times = ", ".join(f"{side} {row[f'{side} {what}']:.4g} {what}" for side in sides)
         waited = f"; waits {', '.join(str(row[f'{side} waits']) for side in sides)}" if f"{sides[0]} waits" in row else ""
         at = f"{cell.group} {cell.size} {cell.model} {row['pass']} {row['graph']}"
         print(f"{at}: {times}, {row['ratio']:.2f}{waited}", flush=True)
+    if counting is not None:
+        for worker in itertools.chain(*workers.values()):
+            worker.end()  # which would write into a folder that is gone
     tables.write(options, title, rows, device, summary(rows))  # type: ignore[arg-type]
     return 0
 

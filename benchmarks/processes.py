@@ -17,12 +17,12 @@ class Ended(RuntimeError):
 
 class Apart:
     """A process of ``gnnfast bench ARGUMENTS``, which calls :func:`serve`, with gnnfast ``on`` or off and more ``variables`` in its
-    environment."""
+    environment, run by the command ``prefix`` if there is one."""
 
-    def __init__(self, *arguments: str, on: bool, variables: dict[str, str] | None = None) -> None:
+    def __init__(self, *arguments: str, on: bool, variables: dict[str, str] | None = None, prefix: tuple[str, ...] = ()) -> None:
         command, environment = own_process("gnnfast.cli:main", "bench", *arguments, on=on, flags=("-W", "ignore"))
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._process = subprocess.Popen(command, env=environment | (variables or {}), **pipes)
+        self._process = subprocess.Popen([*prefix, *command], env=environment | (variables or {}), **pipes)
 
     def ask(self, what: str, *arguments: Any) -> Any:
         """What a method of what is served returns. Raises RuntimeError for what it raises, and Ended."""

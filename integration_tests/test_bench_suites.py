@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import json
 import re
+import shutil
 from concurrent.futures import Future
 from html.parser import HTMLParser
 from pathlib import Path
@@ -182,6 +183,25 @@ def test_processes_of_both_sides_take_turns(control: bool, monkeypatch: pytest.M
         assert {id for id, _ in of_cell[nth : nth + 2]} == {id for id, _ in of_cell[(nth + 6) % 12 : (nth + 6) % 12 + 2]}
     (sides,) = {row["sides"] for row in json.loads(out.with_suffix(".json").read_text())["rows"]}
     assert sides == ("PyG / PyG again" if control else "PyG / gnnfast")
+
+
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
+def test_instructions_are_the_same_in_each_run(tmp_path: Path) -> None:
+    out = tmp_path / "host"
+    chosen = ("--device", "cpu", "--groups", "layers", "--sizes", "200", "--models", "SimpleConv", "--out", str(out))
+    assert main(["bench", "host", *chosen, "--instructions", "--control"]) == 0
+    record = json.loads(out.with_suffix(".json").read_text())
+    for row in record["rows"]:
+        assert row["PyG instructions"] > 1e5 and row["ratio"] == row["PyG instructions"] / row["PyG again instructions"]
+        assert abs(row["ratio"] - 1) < 0.02
+    assert len(record["rows"]) == 4 and all("of rounds" not in line for line in record["summary"])
+
+
+def test_instructions_need_valgrind(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(SystemExit):
+        main(["bench", "host", "--device", "cpu", "--groups", "layers", "--instructions"])
+    assert "--instructions: there is no valgrind: install it" in capsys.readouterr().err
 
 
 def test_layers_that_differ_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
