@@ -3,7 +3,7 @@
 gnnfast bench host --device cuda --out benchmarks/results/NAME
 gnnfast bench host --groups molecules --sizes 32 --models GIN GCN
 gnnfast bench host --groups layers --apart             every convolution of PyG alone, on graphs of a few edges
-gnnfast bench host --apart --processes 4 ...           each side in four processes, of which one may be slow for its whole life
+gnnfast bench host --apart --processes 4 --repeats 8   each side in four processes, of which one may be slow for its whole life
 gnnfast bench host --instructions --device cpu ...     instructions of a step, by valgrind, where times are noise
 gnnfast bench host --control ...                       PyG twice: what ratios vary by where nothing differs
 
@@ -386,10 +386,12 @@ def _timed(sides: tuple[Side, Side], workers: dict[str, list[Any]], options: arg
         # One process may be slower than another for as long as it lives, by 5% and more, hence several of each side. Cores of one
         # machine differ for as long as their neighbours are busy, and a process stays on its own: both sides take the same, others
         # in each round.
-        cores = {available[(PER_SIDE * nth + k) % len(available)] for k in range(PER_SIDE)} if available else None
-        for side in sides if nth % 2 else sides[::-1]:
-            how = options.warmup, options.seconds, cores, nth < options.processes or not options.apart
-            times[side.name].append(workers[side.worker][nth % options.processes].ask("time", side.in_pyg, *how))
+        cycle, process = divmod(nth, options.processes)
+        first = PER_SIDE * (cycle + process)
+        cores = {available[(first + k) % len(available)] for k in range(PER_SIDE)} if available else None
+        for side in sides if cycle % 2 else sides[::-1]:
+            how = options.warmup, options.seconds, cores, not cycle or not options.apart
+            times[side.name].append(workers[side.worker][process].ask("time", side.in_pyg, *how))
     for side in sides:
         row |= timing.Sample.of(times[side.name]).columns(side.name) | {f"{side.name} fastest ms": min(times[side.name])}
     row["ratio"] = row[f"{sides[0].name} ms"] / row[f"{sides[1].name} ms"]
@@ -470,8 +472,8 @@ def main(arguments: list[str] | None = None) -> int:
         options.groups = [g for g in options.groups if g not in host_dgl.WORK]
     if options.instructions and options.device != "cpu":
         parser.error("--instructions: of a CPU's work alone: add --device cpu")
-    if options.processes < 1 or (options.processes > 1 and not options.apart):
-        parser.error(f"--processes {options.processes}: at least 1, and with --apart")
+    if not 1 <= options.processes <= options.repeats or (options.processes > 1 and (options.instructions or not options.apart)):
+        parser.error(f"--processes {options.processes}: 1 to --repeats {options.repeats}, and with --apart, of times")
     wanted = list(cells(options))
     if not wanted:
         parser.error(f"nothing to measure: --groups {' '.join(options.groups)} has none of these --sizes and --models")

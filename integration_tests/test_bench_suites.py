@@ -283,7 +283,7 @@ def test_help_fits_a_terminal(name: str, monkeypatch: pytest.MonkeyPatch, capsys
     [
         (["attention", "--graphs", "nope"], "--graphs: 'nope' is no graph"),
         (["host", "--sizes", "banana"], "invalid choice: 'banana'"),
-        (["host", "--processes", "2"], "--processes 2: at least 1, and with --apart"),
+        (["host", "--processes", "2"], "--processes 2: 1 to --repeats 3, and with --apart"),
         (["host", "--groups", "molecules", "--sizes", "cora"], "--groups molecules has none of these --sizes"),
         (["memory", "--limit", "-1"], "--limit must be above 0 GiB, got -1"),
         (["compare", "absent.json", "absent.json"], "error: absent.json: No such file or directory"),

@@ -372,7 +372,8 @@ class _Parts:
 @functools.cache
 def _fetcher(form: Form) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
     """What gets the options from a layer that decide how it is computed."""
-    return operator.itemgetter("flow", "node_dim", *form.refused, *((form.hops,) if form.hops else ()))
+    options = "flow", "node_dim", *form.refused, form.hops, form.has_root
+    return operator.itemgetter(*filter(None, options))
 
 
 _parts: dict[int, tuple[weakref.ref[Any], _Parts]] = {}
@@ -488,7 +489,7 @@ def _in_one(module: Any, call: _Call, first: bool) -> Tensor | None:
             return None
     if x.is_cuda:
         ids.check()  # of earlier calls; in this one PyG raises its own error
-    operands = Linear(x, lin_weight, bias, None if x_dst is x else x_dst, root_weight)
+    operands = Linear(x, lin_weight, bias, None if x_dst is x or root is None else x_dst, root_weight)
     owners = call.lin if first else module, root
     try:
         return linear_layer(graph, operands, weight, call.reduce, first=first, place=call.place, owners=owners, copies=call.copies)

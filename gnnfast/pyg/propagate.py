@@ -349,6 +349,8 @@ def _over_graph(
 def _sizes(module: Any, message: Message, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> tuple[Tensor, int, int, bool]:
     """The gathered features and the sizes of the graph in the direction of the messages, as PyG's collect() finds them."""
     to_target, dim = module.flow == "source_to_target", module.node_dim
+    if not to_target and type(edge_index) is not Tensor and module.SUPPORTS_FUSED_EDGE_INDEX:
+        raise Unsupported("flow is target_to_source, which PyG's product with an EdgeIndex does not ask for")
     if message.feature not in kwargs:
         raise Unsupported(f"message() uses {message.feature}_j, which was not passed to propagate()")
     x = kwargs[message.feature]

@@ -62,6 +62,14 @@ def test_weights(name, learnt, device):
     assert is_served() and traced()
 
 
+@pytest.mark.parametrize("make", [nn.SAGEConv, nn.GraphConv])
+def test_a_list_as_a_pair(make, device):
+    layer = make(F, 5).double().to(device)
+    x, edge_index, _ = graph_of("random", device)
+    wanted = layer([x, x], edge_index)
+    torch.testing.assert_close(compiled(layer)([x, x], edge_index), wanted)
+
+
 @pytest.mark.parametrize("name", ["GCNConv", "SAGEConv max", "GATConv", "TransformerConv"])
 def test_float32_and_int32(name, device):
     layer = LAYERS[name]().to(device)

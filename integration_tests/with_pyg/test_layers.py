@@ -360,6 +360,8 @@ def test_edge_index_class(device):
         for layer in (nn.SAGEConv(F, 5), nn.GCNConv(F, 5), nn.GraphConv(F, 5)):
             report = compare(layer, x, typed)
             assert report.kernels and not report.fallbacks
+        for layer in (nn.SAGEConv, nn.GraphConv):  # the latter's product with edges by column does not ask for the flow
+            compare(layer(F, 5, flow="target_to_source"), x, typed)
 
 
 def test_transforms_and_tracing_fall_back():

@@ -229,6 +229,56 @@ def test_one_that_is_unlike_the_last(what, name, device):
     close(run(copies.pop()), without(lambda: run(copies.pop())), tolerance)
 
 
+def test_a_root_that_the_layer_itself_does_not_say(device):
+    """As an option of its class it is not looked for, as one that is gone PyG complains."""
+
+    class Own(nn.SAGEConv):
+        root_weight = property(lambda self: self.own_root, lambda self, value: setattr(self, "own_root", value))
+
+    x, edge_index = given("random", device)
+    check(Own(F, F).to(device).double(), x, edge_index)
+    layer = LAYERS["SAGEConv"]().to(device).double()
+    steps(layer, x, edge_index)
+    del layer.root_weight
+    with pytest.raises(AttributeError, match="root_weight"):
+        steps(layer, x, edge_index)
+
+
+@pytest.mark.parametrize("aggr", ["mean", "max"])
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+def test_pairs_without_a_root(flow, aggr, device):
+    """The destinations are only counted, whether they need gradients or not."""
+    layer = nn.SAGEConv(F, F, root_weight=False, flow=flow, aggr=aggr).to(device).double()
+    for graph in ("random", "bipartite"):
+        edge_index, *nodes = GRAPHS[graph]()
+        if graph == "bipartite" and flow == "target_to_source":
+            edge_index = edge_index.clamp(max=min(nodes) - 1)  # PyG's messages are of the first of a pair, by ids of the second
+        edge_index, pair = edge_index.to(device), [torch.randn(n, F, device=device, dtype=torch.float64) for n in nodes]
+        for needs in ((True, True), (False, True), (True, False)):
+
+            def run(needs=needs, edge_index=edge_index, pair=pair):
+                found = []
+                for _ in range(3):
+                    leaves = [x.clone().requires_grad_(need) for x, need in zip(pair, needs)]
+                    out = layer(tuple(leaves), edge_index)
+                    wanted = [x for x in (*leaves, *layer.parameters()) if x.requires_grad]
+                    grads = torch.autograd.grad(out.pow(2).sum(), wanted, allow_unused=True)
+                    found = [out.detach(), *(torch.zeros_like(x) if g is None else g for x, g in zip(wanted, grads))]
+                return found
+
+            close(run(), without(run), 1e-9)
+
+
+def test_ids_beyond_the_first_of_a_pair_are_an_error_of_pyg(device):
+    if device.type == "cuda":
+        pytest.skip("on a GPU PyG's own ends in a device-side assertion")
+    layer = nn.SAGEConv(F, F, root_weight=False, flow="target_to_source")
+    pair, edge_index = (torch.randn(5, F), torch.randn(7, F)), torch.tensor([[0, 1, 2, 3] * 500, [1, 2, 3, 6] * 500])
+    for _ in range(2):
+        with pytest.raises(IndexError, match="larger than 4"):
+            layer(pair, edge_index)
+
+
 def test_edges_that_are_written_into(device):
     x, edge_index = given("random", device)
     layer = LAYERS["SAGEConv"]().to(device).double()

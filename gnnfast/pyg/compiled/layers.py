@@ -31,7 +31,7 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
         def forward(module: Any, x: Any, edge_index: Any, *rest: Any) -> Any:
             if not torch.compiler.is_dynamo_compiling():
                 return NotImplemented
-            pair = isinstance(x, tuple)
+            pair = isinstance(x, (tuple, list))
             if pair and len(x) != 2:
                 return NotImplemented
             x_src, x_dst = x if pair else (x, x)
