@@ -126,13 +126,7 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
             if out is None:
                 if not first:
                     return in_order(module, x, edge_index, *rest)
-                out = _in_parts(
-                    module,
-                    call,
-                    {} if at_size is None else {"size": size},
-                    at_weight is not None,
-                    bool(form.root) and parts.to_target,
-                )
+                out = _in_parts(module, call, {} if at_size is None else {"size": size}, at_weight is not None, bool(form.root))
             return functional.normalize(out, p=2.0, dim=-1) if form.unit and getattr(module, form.unit) else out
 
         return forward
@@ -505,7 +499,8 @@ def _in_parts(module: Any, call: _Call, kwargs: dict[str, Any], weighted: bool, 
     running.graph = call.graph
     try:
         for _ in range(call.hops):
-            out = module.propagate(call.edge_index, x=(out, placeholder(call.x_dst)) if pair else out, **kwargs)
+            x = (out, placeholder(call.x_dst)) if pair and call.to_target else out  # to sources there is one tensor alone
+            out = module.propagate(call.edge_index, x=x, **kwargs)
     finally:
         running.graph = None
     out = out if call.bias is None else biased(out, call.bias)
