@@ -14,10 +14,11 @@ from torch import Tensor
 from gnnfast.ops.bias import column_sums, plus_product
 from gnnfast.ops.spmm import SPMM, apply_of, below_autograd, run
 from gnnfast.ops.spmm_sparse_features import PRODUCT
-from gnnfast.types import REDUCTIONS, Matrix, split
+from gnnfast.types import REDUCTIONS, REORDERED, Matrix, split
 
 _ops = torch.ops.gnnfast
 _SUM, _MEAN = REDUCTIONS["sum"], REDUCTIONS["mean"]
+FREED_BYTES = 8 << 20  # of sums, from which on not to keep them is worth gradients that round otherwise
 
 
 class Formats(NamedTuple):
@@ -100,8 +101,8 @@ def compute(
 
 
 class Layer(torch.autograd.Function):
-    """:func:`compute`, which can be differentiated, also twice. If the aggregation comes first its result is a second output: the
-    gradient of the weight depends on it."""
+    """:func:`compute`, which can be differentiated, also twice. Gradients are those of the product ``first`` or of the aggregation
+    first, whose result is then a second output: the gradient of the weight depends on it."""
 
     @staticmethod
     def forward(ctx: Any, a: Any, first: bool, product: Any, *operands: Any) -> Any:
@@ -110,6 +111,9 @@ class Layer(torch.autograd.Function):
             out, hidden, degree = compute(a, first, product, *operands)
         x, lin_weight, _, x_dst, root = operands
         need_x, need_weight, _, need_dst, need_root = ctx.needs_input_grad[3:]
+        # A^T (grad W) is (A^T grad) W. Where x is kept for its root anyway and grad is not wider, the sums need not be kept.
+        if not first and x_dst is None and need_x and need_root and x.dtype in REORDERED:
+            first = lin_weight.shape[0] <= lin_weight.shape[1] and hidden.nbytes >= FREED_BYTES
         ctx.a, ctx.first, ctx.product, ctx.degree, ctx.square = a.bare(), first, product, degree, x_dst is None
         ctx.save_for_backward(
             (x if first else hidden) if need_weight else None,
@@ -156,6 +160,6 @@ def layer(needs_grad: bool, a: Formats | Coo, first: bool, *rest: Any) -> Tensor
     """The first result of :func:`compute`, so that it can be differentiated if ``needs_grad``."""
     if needs_grad:
         out = _apply(a, first, *rest)
-        return out if first else out[0]  # type: ignore[no-any-return]
+        return out[0] if isinstance(out, tuple) else out
     with below_autograd():
         return compute(a, first, *rest)[0]

@@ -9,16 +9,17 @@ from graphs import GRAPHS, TOLERANCE, relative_error
 import gnnfast
 from gnnfast import Graph, features
 from gnnfast.dispatch import execute
+from gnnfast.ops import layer
 
 N_IN, N_OUT = 6, 3
 
 
-def _operands(name, device, dtype=torch.float64, weighted=True, biased=True):
+def _operands(name, device, dtype=torch.float64, weighted=True, biased=True, n_out=N_OUT):
     edge_index, num_src, num_dst = GRAPHS[name]()
     graph = Graph.from_edge_index(edge_index.to(device), (num_src, num_dst))
     x = torch.randn(num_src, N_IN, device=device).to(dtype).requires_grad_()
-    lin = torch.randn(N_OUT, N_IN, device=device).to(dtype).requires_grad_()
-    bias = torch.randn(N_OUT, device=device).to(dtype).requires_grad_() if biased else None
+    lin = torch.randn(n_out, N_IN, device=device).to(dtype).requires_grad_()
+    bias = torch.randn(n_out, device=device).to(dtype).requires_grad_() if biased else None
     weight = torch.rand(graph.num_edges, device=device).to(dtype) if weighted else None
     return graph, x, lin, bias, weight
 
@@ -145,20 +146,22 @@ def test_what_is_left_to_others(device):
 
 @pytest.mark.parametrize("kernel", ["gas", "gar"])
 @pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("root", ["none", "own", "other"])
+@pytest.mark.parametrize("root", ["none", "own", "own, wider", "other"])
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("name", ["random", "no_edges", "self_loops_and_duplicates", "bipartite"])
-def test_both_orders(name, reduce, root, first, kernel, device):
+def test_both_orders(name, reduce, root, first, kernel, device, monkeypatch):
     """Over COO and CSR, with and without a product of the destinations' own features, against float64 operations one by one, up to
     the second derivative."""
+    monkeypatch.setattr(layer, "FREED_BYTES", 0)
     edge_index, num_src, num_dst = GRAPHS[name]()
-    if root == "own" and num_src != num_dst:
+    if root.startswith("own") and num_src != num_dst:
         pytest.skip("the destinations are other nodes")
-    x, lin, bias, weight = _operands(name, device)[1:]
+    n_out = N_IN + 2 if root == "own, wider" else N_OUT
+    x, lin, bias, weight = _operands(name, device, n_out=n_out)[1:]
     weight = None if reduce == "mean" else weight
     x_dst = torch.randn(num_dst, 4, device=device, dtype=x.dtype, requires_grad=True) if root == "other" else None
-    wide = N_IN if root == "own" else 4
-    r = None if root == "none" else torch.randn(N_OUT, wide, device=device, dtype=x.dtype, requires_grad=True)
+    wide = 4 if root == "other" else N_IN
+    r = None if root == "none" else torch.randn(n_out, wide, device=device, dtype=x.dtype, requires_grad=True)
     graph = Graph.from_edge_index(edge_index.to(device), (num_src, num_dst))
     leaves = [t for t in (x, lin, bias, x_dst, r) if t is not None]
 
@@ -186,3 +189,25 @@ def test_both_orders(name, reduce, root, first, kernel, device):
         assert relative_error(f, e) < 1e-11
     with torch.no_grad():
         assert relative_error(found(), results[1]) < 1e-12
+
+
+KEPT = [(N_OUT, torch.float32, False), (N_IN + 2, torch.float32, True), (N_OUT, torch.bfloat16, True)]
+
+
+@pytest.mark.parametrize("kernel", ["gas", "gar"])
+@pytest.mark.parametrize(("n_out", "dtype", "is_kept"), KEPT)
+def test_what_is_kept(n_out, dtype, is_kept, kernel, device, monkeypatch):
+    """For features that are their own roots', no large sums if gradients are not wider than these."""
+
+    def sums_are_kept():
+        graph, x, lin, bias, _ = _operands("random", device, dtype, n_out=n_out)
+        operands = execute.Linear(x, lin, bias, None, torch.randn_like(lin).requires_grad_())
+        with gnnfast.override(kernel=kernel):
+            out = execute.linear_layer(graph, operands, None, "sum", first=False, place="test", owners=(lin, None))
+        of_features = [t.data_ptr() for t in out.grad_fn.saved_tensors if t is not None and t.shape == x.shape]
+        assert x.data_ptr() in of_features
+        return any(at != x.data_ptr() for at in of_features)
+
+    assert sums_are_kept()
+    monkeypatch.setattr(layer, "FREED_BYTES", 0)
+    assert sums_are_kept() == is_kept
