@@ -49,6 +49,11 @@ def operand(name: str, t: object) -> str:
     return f"{name} is on {t.device.type}: {_native.missing(t.device.type)}"
 
 
+def is_size(size: object) -> bool:
+    """Whether a ``size`` that a layer was given is a pair of numbers, or nothing; PyG reads a tensor, too."""
+    return size is None or (isinstance(size, (tuple, list)) and len(size) == 2 and not any(isinstance(n, Tensor) for n in size))
+
+
 def capturing(device: torch.device) -> bool:
     """Whether a CUDA graph is being captured, so that nothing may be converted."""
     return device.type == "cuda" and is_capturing()

@@ -129,6 +129,9 @@ SMALL = {
     "attention cpu": Small(1 << 12, 1 << 12),  # dot products, whose kernels win at every size, and nobody would notice
     "softmax cpu": Small(1 << 17, 1 << 17),  # the values
     "matrices cpu": Small(-1, 1 << 18),  # those of RGATConv
+    # Adjacency matrices in torch's CSR, which its own product takes as they are: in training rows of 16 numbers of each entry,
+    # however wide they are, since what a new one costs is its transpose.
+    "adjacency cpu": Small(1 << 19, 1 << 25),
 }
 ON_GPU = frozenset(where for where in SMALL if not where.endswith("cpu"))
 # Bytes of messages and rows of nodes up to which, in training on a GPU, a mean within a layer that is not normalised is as fast as

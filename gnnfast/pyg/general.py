@@ -98,6 +98,8 @@ def propagate(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
     """What ``propagate`` returns; the report says ``why`` no kernel does all of it. Raises Unsupported."""
     if edge_index.layout is not torch.strided or edge_index.shape[0] != 2 or edge_index.dtype not in INDEX_DTYPES:
         raise Unsupported(f"edge_index is {edge_index.dtype} of shape {list(edge_index.shape)}")
+    if not guards.is_size(size):
+        raise Unsupported("size is not a pair of numbers")
     reason = guards.operand("edge_index", edge_index)
     if reason or not edge_index.is_contiguous():
         raise Unsupported(reason or "edge_index is not contiguous")
@@ -182,8 +184,6 @@ def _collect(
 
 def _graph(module: Any, edge_index: Tensor, sizes: list[Any]) -> Graph:
     to_target = module.flow == "source_to_target"
-    if len(sizes) != 2:
-        raise Unsupported("size is not a pair")
     num_src, num_dst = sizes if to_target else sizes[::-1]
     num_src, num_dst = num_dst if num_src is None else num_src, num_src if num_dst is None else num_dst
     if num_dst is None:

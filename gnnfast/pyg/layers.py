@@ -97,6 +97,8 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
         in_order = make_normalising(original, False) if form.normalised and not form.first else lambda *_: NotImplemented
 
         def forward(module: Any, x: Any, edge_index: Any, *rest: Any) -> Any:
+            if type(edge_index) is Tensor and edge_index.layout is not _STRIDED:
+                return NotImplemented
             few = _has_kept_few(module) if form.normalised else _is_few(form, module, x, edge_index)
             plain = bool(form.root) and rest[0] is None and rest[-1] is None
             if guards.context() or (few and not plain):
@@ -406,7 +408,7 @@ def _look(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any, weigh
     csr = is_csr(x)
     if (csr and features.unsupported(x)) or (not csr and guards.operand("x", x)):
         return None
-    if size is not None and len(size) != 2:
+    if not guards.is_size(size):
         return None
     of_lin, owner = parts.lin._parameters, module if form.bias else parts.lin
     of_bias = owner._parameters

@@ -53,6 +53,9 @@ def propagate(
         fell_back(quiet.place, quiet.reason)
         out = as_written(module, edge_index, size, kwargs, collect) if quiet.plain and not guards.context() else NotImplemented
         return _run(original, module, edge_index, size, kwargs) if out is NotImplemented else out
+    other = (type(edge_index) is not Tensor or edge_index.layout is not _STRIDED) and not _is_edge_index(edge_index)
+    if other and module.fuse and _is_sparse(edge_index):
+        return NotImplemented  # PyG's fused route, which gnnfast.pyg.sparse serves
     cls = type(module)
     small = too_small(module, edge_index, kwargs)
     if small:
@@ -236,8 +239,6 @@ def make_generic(original: FunctionType) -> Callable[..., Any]:
 
 def _propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str, as_listed: bool = False) -> Any:
     if (type(edge_index) is not Tensor or edge_index.layout is not _STRIDED) and not _is_edge_index(edge_index):
-        if module.fuse and _is_sparse(edge_index):
-            return NotImplemented  # PyG's fused route, which gnnfast.pyg.sparse serves
         raise Unsupported(f"the adjacency is a {_kind(edge_index)}")
     verdict = check_module(module, collect)
     if verdict.message is DOT_ATTENTION:
@@ -366,9 +367,9 @@ def _sizes(module: Any, message: Message, edge_index: Tensor, size: Any, kwargs:
     num_src = _rows(message.feature, x, dim)
     num_dst = num_src if not pair or target is x or target is None else _rows(message.feature, target, dim)
     if size is not None or type(edge_index) is not Tensor:
-        given = (edge_index.num_rows, edge_index.num_cols) if _is_edge_index(edge_index) else tuple(size or (None, None))  # type: ignore[attr-defined]
-        if len(given) != 2:
-            raise Unsupported("size is not a pair")
+        if not guards.is_size(size):
+            raise Unsupported("size is not a pair of numbers")
+        given = (edge_index.num_rows, edge_index.num_cols) if _is_edge_index(edge_index) else size or (None, None)  # type: ignore[attr-defined]
         of_src, of_dst = given if to_target else given[::-1]
         if of_src not in (None, num_src) or (pair and target is not None and of_dst not in (None, num_dst)):
             raise Unsupported("sizes do not fit together")

@@ -11,9 +11,12 @@ from torch import Tensor
 
 from gnnfast import guards
 from gnnfast.cache import cache
+from gnnfast.config import settings
 from gnnfast.dispatch.execute import aggregate
+from gnnfast.dispatch.select import cannot_win
 from gnnfast.graph import Graph
-from gnnfast.reporting import fell_back
+from gnnfast.pyg.small import SMALL
+from gnnfast.reporting import fell_back, ran
 from gnnfast.types import FEATURE_DTYPES
 
 _PLACE = "pyg spmm"
@@ -23,7 +26,11 @@ def make_spmm(original: FunctionType) -> Any:
     """A dispatcher for ``spmm(src, other, reduce)``."""
 
     def spmm(src: Any, other: Any, reduce: Any) -> Any:
-        reason = guards.context() or _unsupported(src, other, reduce)
+        reason = guards.context()
+        if not reason and _is_small(src, other):
+            ran(_PLACE, "PyG's own", SMALL)
+            return NotImplemented
+        reason = reason or _unsupported(src, other, reduce)
         if not reason:
             reduce = "sum" if reduce == "add" else reduce
             if isinstance(src, Tensor):
@@ -33,6 +40,22 @@ def make_spmm(original: FunctionType) -> Any:
         return NotImplemented
 
     return spmm
+
+
+def _is_small(src: Any, other: Any) -> bool:
+    """Whether torch's product is as fast: on a CPU it needs no other format. Over a matrix that is known, too, so that no call
+    rounds otherwise than another."""
+    if (
+        type(src) is not Tensor
+        or src.layout is not torch.sparse_csr
+        or not src.is_cpu
+        or type(other) is not Tensor
+        or other.dim() != 2
+    ):
+        return False
+    training = torch.is_grad_enabled() and other.requires_grad
+    row_bytes = 64 if training else other.shape[1] * other.element_size()
+    return cannot_win(src._nnz() * row_bytes, training, settings(), "adjacency cpu")
 
 
 def _unsupported(src: Any, other: Any, reduce: Any) -> str:

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from comparison import compare
+from comparison import compare, without
 from graphs import GRAPHS, relative_error
 
 import gnnfast
@@ -512,3 +512,48 @@ def test_scripted_layers_keep_their_overloads(name):
     )()
     scripted = torch.jit.script(_Calls(conv))
     assert torch.allclose(scripted(x, edge_index), conv(x, edge_index), atol=1e-5)
+
+
+SIZED = {
+    "SAGEConv": lambda: nn.SAGEConv(F, 5),
+    "SAGEConv max": lambda: nn.SAGEConv(F, 5, aggr="max"),
+    "GraphConv": lambda: nn.GraphConv(F, 5),
+    "GINConv": lambda: nn.GINConv(torch.nn.Linear(F, 5)),
+    "MFConv": lambda: nn.MFConv(F, 5),
+    "GATConv": lambda: nn.GATConv(F, 5),
+}
+
+
+def _sizes_of(what, n, num_edges):
+    return {
+        "a tensor": torch.tensor([n, n]),
+        "tensors": (torch.tensor(n), torch.tensor(n)),
+        "a list": [n, n],
+        "torch.Size": torch.Size([n, n]),
+        "another": (n, n + 1),
+        "weights": torch.rand(num_edges),  # as if they were the third argument
+        "three": (n, n, n),
+    }[what]
+
+
+@pytest.mark.parametrize("what", ["a tensor", "tensors", "a list", "torch.Size", "another", "weights", "three"])
+@pytest.mark.parametrize("name", SIZED)
+def test_sizes_of_any_type(name, what, device):
+    """What PyG takes as a ``size`` is taken, and what it refuses is refused by it."""
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index, layer = torch.randn(n, F, device=device), edge_index.to(device), SIZED[name]().to(device)
+    size = _sizes_of(what, n, edge_index.shape[1])
+
+    def call(grad):
+        try:
+            with torch.set_grad_enabled(grad):
+                return layer(x, edge_index, size=size)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    for grad in (True, False):
+        found, expected = call(grad), without(lambda grad=grad: call(grad))
+        if isinstance(expected, str):
+            assert found == expected
+        else:
+            assert relative_error(found, expected) < 1e-5

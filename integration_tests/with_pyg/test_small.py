@@ -13,7 +13,7 @@ from graphs import GRAPHS, relative_error
 from thresholds import tiny_on_cpu
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn
-from torch_geometric.utils import spmm
+from torch_geometric.utils import spmm, to_torch_csr_tensor
 
 import gnnfast
 from gnnfast.dispatch import select
@@ -368,3 +368,33 @@ def test_what_is_missing_is_missed_by_pyg(left, monkeypatch):
     monkeypatch.delattr("torch_geometric.nn.aggr.base.scatter")
     with pytest.raises(NameError, match="scatter"):
         layer(x, edge_index)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+@pytest.mark.parametrize("make", [nn.SAGEConv, nn.GraphConv])
+def test_small_matrices_are_multiplied_by_torch(make, reduce, monkeypatch):
+    """Adjacency matrices in CSR, which its product takes as they are, have the same bits, over a new one and over one that is known."""
+    edge_index, n, _ = GRAPHS["random"]()
+    x, layer = torch.randn(n, F), make(F, 5, aggr=reduce)
+    matrix, entries = to_torch_csr_tensor(edge_index, size=(n, n)), edge_index.shape[1]
+    for grad in (True, False):
+        for most, left in ((-1, False), (entries * (64 if grad else 4 * F), True)):
+            monkeypatch.setitem(select.SMALL, "adjacency cpu", select.Small(most, most))
+            with torch.set_grad_enabled(grad):
+                found = [
+                    results(layer, x, adjacency) if grad else [layer(x, adjacency)]
+                    for adjacency in (matrix, matrix.clone(), matrix)
+                ]
+                expected = without(lambda grad=grad: results(layer, x, matrix) if grad else [layer(x, matrix)])
+                kernels = {(kernel, reason) for place, kernel, reason in _kernels(lambda: layer(x, matrix)) if place == "pyg spmm"}
+            assert len(kernels) == 1 and (kernels == {("PyG's own", SMALL)}) == left
+            for tensors in found:
+                assert all(
+                    torch.equal(a, b) if left else relative_error(a, b) < 1e-5 for a, b in zip(tensors, expected, strict=True)
+                )
+
+
+def _kernels(call):
+    gnnfast.clear_report()
+    call()
+    return gnnfast.report().kernels

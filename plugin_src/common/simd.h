@@ -254,6 +254,30 @@ inline void for_blocks(int64_t width, const F& block) {
   for (; f < width; ++f) block(Int<1>{}, Int<1>{}, f);
 }
 
+// The same as block(Int<L>, Int<N>, f, done), where the features of a block may be written twice: what is left at the end is in
+// one more block, of which `done` features were in those before.
+template <class T, int N, class F>
+inline void for_overlapping_blocks(int64_t width, const F& block) {
+  constexpr int L = kLanes<acc_t<T>>;
+  int64_t f = 0;
+  for (; f + N * L <= width; f += N * L) block(Int<L>{}, Int<N>{}, f, int64_t{0});
+  for (; f + L <= width; f += L) block(Int<L>{}, Int<1>{}, f, int64_t{0});
+  // Whether all that is left is done, if more than the next narrower block takes is left.
+  auto end = [&](auto lanes, int64_t narrower) {
+    constexpr int kWidth = decltype(lanes)::value;
+    if (f + kWidth <= width) block(lanes, Int<1>{}, f, int64_t{0}), f += kWidth;
+    if (width - f <= narrower || width < kWidth) return f == width;
+    return block(lanes, Int<1>{}, width - kWidth, f + kWidth - width), true;
+  };
+  if constexpr (L > 8)
+    if (end(Int<L>{}, 8)) return;
+  if constexpr (L > 4)
+    if (end(Int<8>{}, 4)) return;
+  if constexpr (L >= 4)
+    if (end(Int<4>{}, 0)) return;
+  for (; f < width; ++f) block(Int<1>{}, Int<1>{}, f, int64_t{0});
+}
+
 // Calls f with the C++ type of `dtype`.
 template <class F>
 inline void dispatch_dtype(DType dtype, const F& f) {

@@ -30,13 +30,18 @@ struct Vectors {
 
 enum Walk { kForward, kToDst, kToSrc };
 
-// N vectors of L features from f on, of COUNT factors.
+// N vectors of L features from f on, of COUNT factors. The first `done` of them were in another block.
 template <class T, Walk WALK, int COUNT, bool PRODUCTS, int L, int N>
-inline void gate_block(const EdgeGateArgs& p, int64_t row, int64_t f) {
+inline void gate_block(const EdgeGateArgs& p, int64_t row, int64_t f, int64_t done) {
   using V = vec_t<T, L>;
   constexpr int kFirstFar = WALK == kToSrc ? kScale : kSrc, kLastFar = WALK == kToSrc ? kShift : kSrc;
   const int64_t begin = p.a.rowptr[row], end = p.a.rowptr[row + 1], last = p.a.num_edges - 1, width = p.width;
   V sum[COUNT][N]{}, scaled[COUNT][N]{};
+  auto only_new = [&](V v) {  // of what is added to what is there: neither what was, nor lanes of no feature, which may be NaN
+    for (int64_t i = 0; i < done; ++i) v[i] = 0;
+    for (int i = L; i < static_cast<int>(sizeof(V) / sizeof(T)); ++i) v[i] = 0;
+    return v;
+  };
   for (int64_t e = begin; e < end; ++e) {
     const int64_t col = p.a.col[e], ahead = p.a.col[e + kPrefetch < last ? e + kPrefetch : last] * width + f;
     const int64_t src = (WALK == kToSrc ? row : col) * width + f, dst = (WALK == kToSrc ? col : row) * width + f;
@@ -75,7 +80,7 @@ inline void gate_block(const EdgeGateArgs& p, int64_t row, int64_t f) {
         continue;
       }
       const V g = load_vector<L>(grad + n * L);
-      if (WALK == kToDst && p.to_weight) of_weight += g * (COUNT == 2 ? value[0] * value[COUNT - 1] : value[0]);
+      if (WALK == kToDst && p.to_weight) of_weight += only_new(g * (COUNT == 2 ? value[0] * value[COUNT - 1] : value[0]));
 #pragma GCC unroll 2
       for (int k = 0; k < COUNT; ++k) {
         V d = g * weight * slope[k];
@@ -89,8 +94,9 @@ inline void gate_block(const EdgeGateArgs& p, int64_t row, int64_t f) {
           if (PRODUCTS && factor.grads[kMatrix]) {
             const T* attr = at(k, kAttr, id * factor.depth);
             T* to_matrix = static_cast<T*>(factor.grads[kMatrix]) + f + n * L;
+            const V added = only_new(d);
             for (int64_t i = 0; i < factor.depth; ++i, to_matrix += width)
-              store_vector<L>(to_matrix, load_vector<L>(to_matrix) + attr[i] * d);
+              store_vector<L>(to_matrix, load_vector<L>(to_matrix) + attr[i] * added);
           }
         }
         sum[k][n] += d;
@@ -120,8 +126,8 @@ inline void gate_block(const EdgeGateArgs& p, int64_t row, int64_t f) {
 template <class T, Walk WALK, int COUNT, bool PRODUCTS>
 void gate_rows(const EdgeGateArgs& p, int64_t row_begin, int64_t row_end) {
   for (int64_t row = row_begin; row < row_end; ++row)
-    for_blocks<T, 2>(p.width, [&](auto lanes, auto vectors, int64_t f) {
-      gate_block<T, WALK, COUNT, PRODUCTS, decltype(lanes)::value, decltype(vectors)::value>(p, row, f);
+    for_overlapping_blocks<T, 2>(p.width, [&](auto lanes, auto vectors, int64_t f, int64_t done) {
+      gate_block<T, WALK, COUNT, PRODUCTS, decltype(lanes)::value, decltype(vectors)::value>(p, row, f, done);
     });
 }
 

@@ -59,7 +59,7 @@ inline void walk_block(const EdgeReluArgs& p, int64_t row, int64_t f) {
 template <class T, bool BACKWARD>
 void walk_rows(const EdgeReluArgs& p, int64_t row_begin, int64_t row_end) {
   for (int64_t row = row_begin; row < row_end; ++row)
-    for_blocks<T, 4>(p.width, [&](auto lanes, auto vectors, int64_t f) {
+    for_overlapping_blocks<T, 4>(p.width, [&](auto lanes, auto vectors, int64_t f, int64_t) {
       walk_block<T, BACKWARD, decltype(lanes)::value, decltype(vectors)::value>(p, row, f);
     });
 }

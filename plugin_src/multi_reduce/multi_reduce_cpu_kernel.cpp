@@ -124,7 +124,7 @@ void multi_reduce_rows(const MultiReduceArgs& p, DType dtype, int64_t row_begin,
   dispatch_wide(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     for (int64_t row = row_begin; row < row_end; ++row)
-      for_blocks<T, 2>(p.width, [&](auto lanes, auto vectors, int64_t f) {
+      for_overlapping_blocks<T, 2>(p.width, [&](auto lanes, auto vectors, int64_t f, int64_t) {
         constexpr int L = decltype(lanes)::value, N = decltype(vectors)::value;
         p.kept ? reduce_block<T, L, N, true>(p, row, f) : reduce_block<T, L, N, false>(p, row, f);
       });

@@ -99,8 +99,8 @@ template <class F>
 inline void for_row_blocks(DType dtype, int64_t width, int64_t row_begin, int64_t row_end, const F& block) {
   auto run = [&](auto type) {
     for (int64_t row = row_begin; row < row_end; ++row)
-      for_blocks<typename decltype(type)::type, 2>(
-          width, [&](auto lanes, auto vectors, int64_t f) { block(type, lanes, vectors, row, f); });
+      for_overlapping_blocks<typename decltype(type)::type, 2>(
+          width, [&](auto lanes, auto vectors, int64_t f, int64_t) { block(type, lanes, vectors, row, f); });
   };
   dtype == kDouble ? run(Type<double>{}) : run(Type<float>{});
 }

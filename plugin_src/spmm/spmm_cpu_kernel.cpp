@@ -225,7 +225,7 @@ inline void where_block(const SpmmArgs& p, int64_t row, int64_t f) {
 template <class T, int OP>
 void where_rows(const SpmmArgs& p, int64_t row_begin, int64_t row_end) {
   for (int64_t row = row_begin; row < row_end; ++row)
-    for_blocks<T, 4>(p.width, [&](auto lanes, auto vectors, int64_t f) {
+    for_overlapping_blocks<T, 4>(p.width, [&](auto lanes, auto vectors, int64_t f, int64_t) {
       where_block<T, OP, decltype(lanes)::value, decltype(vectors)::value>(p, row, f);
     });
 }

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnfast import guards
 from gnnfast.patching import is_dispatched
 from gnnfast.pyg.compiled import ops
 from gnnfast.pyg.compiled.messages import in_steps, is_several, steps_of
@@ -39,7 +40,7 @@ from gnnfast.unsupported import Unsupported
 
 def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str = COLLECT) -> Any:
     """Stands in for the ``propagate`` that PyG generates for a class."""
-    if not torch.compiler.is_dynamo_compiling():
+    if not torch.compiler.is_dynamo_compiling() or not guards.is_size(size):
         return NotImplemented
     message = ask(_message, module, collect, *deciding(module))
     if message is None:
