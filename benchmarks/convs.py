@@ -214,3 +214,27 @@ def served(name: str) -> str:
     from gnnfast.pyg import coverage
 
     return next((row.served for row in coverage.rows() if row.name == name.split()[0]), "")
+
+
+# What does not take an adjacency matrix of torch's: it needs the list, what edges have, or a dictionary of lists.
+NO_MATRIX = {
+    "ARMAConv",
+    "ChebConv",
+    "DirGNNConv",
+    "FastRGCNConv",
+    "GATConv edge features",
+    "GATv2Conv edge features",
+    "GINEConv",
+    "GMMConv",
+    "HEATConv",
+    "HypergraphConv",
+    "MFConv",
+    "NNConv",
+    "PNAConv edge features",
+    "RGATConv",
+    "RGCNConv",
+    "RGCNConv blocks",
+    "SuperGATConv",
+    "TransformerConv edge features",
+    "WLConvContinuous",
+}

@@ -9,9 +9,10 @@ gnnfast bench host --control ...                       PyG twice: what ratios va
 
 Molecules: batches of small graphs of 15 to 34 atoms, 5 layers of 64. Samples: neighbours of seed nodes as a loader draws them
 (15, 10, 5 of each node), 3 layers of 256. Full: real graphs (GNNFAST_DATA), 2 layers of 64. Layers: one of 16 on a random graph.
-"new": the edge_index is a new tensor in every step. The same of DGL, batches and blocks: see host_dgl.py. A step of training is
-forward, loss, backward and Adam (of layers without Adam, and features have gradients); inference runs under no_grad. Times are
-those of many steps, waited for once. Waits and launches are of one step on CUDA.
+Matrices: the same given as an adjacency matrix, torch's CSR. "new": the edge_index is a new tensor in every step. The same of DGL,
+batches and blocks: see host_dgl.py. A step of training is forward, loss, backward and Adam (of layers without Adam, and features
+have gradients); inference runs under no_grad. Times are those of many steps, waited for once. Waits and launches are of one step on
+CUDA.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GINEConv, PNAConv, SAGEConv, TransformerConv, global_add_pool
+from torch_geometric.utils import to_torch_csr_tensor
 
 import gnnfast
 from gnnfast.cache import cache
@@ -40,6 +42,8 @@ FANOUTS = (15, 10, 5)
 REAL = ("cora", "citeseer", "amazon-photo", "amazon-computers", "tolokers")
 SIZES = {"molecules": (32, 128, 1024), "samples": (128, 1024), "full": REAL}
 SIZES |= {"dgl molecules": SIZES["molecules"], "dgl samples": SIZES["samples"], "layers": (200, 600, 2000, 6000, 20000, 60000)}
+SIZES["matrices"] = SIZES["layers"]
+ALONE = ("layers", "matrices")  # one layer
 MODELS: dict[str, tuple[str, ...]] = {
     "dgl molecules": ("GIN", "GraphConv", "SAGE", "GAT", "GATv2"),
     "dgl samples": ("GraphConv", "SAGE", "GIN", "GAT", "GATv2"),
@@ -47,6 +51,7 @@ MODELS: dict[str, tuple[str, ...]] = {
     "samples": ("SAGE", "GCN", "GAT", "GATv2", "Transformer"),
     "full": ("GCN", "SAGE", "GIN", "GAT", "GATv2", "Transformer"),
     "layers": tuple(convs.ALL),
+    "matrices": tuple(name for name in convs.ALL if name not in convs.NO_MATRIX),
 }
 TOLERANCE = 1e-4
 
@@ -116,7 +121,13 @@ def few(edges: int, device: torch.device) -> Work:
     return Work(x, edge_index, x.new_empty(0), None, nodes, (16, 16))
 
 
-WORK: dict[str, Callable[[Any, torch.device], Work]] = {"molecules": molecules, "samples": samples, "full": full, "layers": few}
+def few_in_matrix(edges: int, device: torch.device) -> Work:
+    work = few(edges, device)
+    return work._replace(edge_index=to_torch_csr_tensor(work.edge_index, size=(work.rows, work.rows)))
+
+
+WORK: dict[str, Callable[[Any, torch.device], Work]] = {"molecules": molecules, "samples": samples, "full": full}
+WORK |= {"layers": few, "matrices": few_in_matrix}
 
 
 def conv(name: str, width_in: int, width_out: int, work: Work) -> nn.Module:
@@ -279,6 +290,10 @@ class Here:
 KEPT_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_TOP_PAD_": str(1 << 26)}
 
 
+def _num_edges(edges: Tensor) -> int:
+    return edges.shape[1] if edges.layout is torch.strided else edges._nnz()
+
+
 class _Measured:
     """What is done when asked."""
 
@@ -296,10 +311,10 @@ class _Measured:
             step = host_dgl.make_step(name, work, cell.training, cell.new)
         else:
             name, work = (host_dgl.IN_PYG.get(name, name), work.pyg) if in_pyg else (name, work)
-            make = make_layer_step if cell.group == "layers" else make_step
+            make = make_layer_step if cell.group in ALONE else make_step
             step = make(name, work, cell.training, cell.new)
         self.steps[in_pyg] = step
-        edges = self.work.edges if cell.group in host_dgl.WORK else self.work.edge_index.shape[1]
+        edges = self.work.edges if cell.group in host_dgl.WORK else _num_edges(self.work.edge_index)
         return {"output": step().detach().double().cpu(), "nodes": self.work.x.shape[0], "edges": edges}
 
     def time(self, in_pyg: bool, warmup: int, seconds: float, cores: set[int] | None, learn: bool) -> float:
@@ -421,8 +436,8 @@ def summary(rows: list[tables.Row]) -> list[tables.Row]:
     """Geometric means and least ratios by group, model, pass and graph; of layers alone by size, over all of them."""
     parts: dict[tuple[str, ...], list[tables.Row]] = {}
     for row in rows:
-        alone = row["group"] == "layers"
-        kind = (f"layers, {row['size']} edges", "each") if alone else (row["group"], row["model"])
+        alone = row["group"] in ALONE
+        kind = (f"{row['group']}, {row['size']} edges", "each") if alone else (row["group"], row["model"])
         parts.setdefault((*kind, row["pass"], row["graph"]), []).append(row)
     found = []
     for key, members in parts.items():
@@ -443,8 +458,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = tables.make_parser("host", __doc__.splitlines()[0])
     tables.add_device(parser)
     groups = (*WORK, *host_dgl.WORK)
-    about = "all but layers if not given"
-    parser.add_argument("--groups", nargs="*", default=[g for g in groups if g != "layers"], **tables.named(groups, about))
+    about = "all but layers and matrices if not given"
+    parser.add_argument("--groups", nargs="*", default=[g for g in groups if g not in ALONE], **tables.named(groups, about))
     sizes = dict.fromkeys(str(size) for sizes in SIZES.values() for size in sizes)
     parser.add_argument("--sizes", nargs="*", **tables.named(sizes, "all if not given"))
     parser.add_argument("--models", nargs="*", **tables.named(sorted({m for names in MODELS.values() for m in names})))

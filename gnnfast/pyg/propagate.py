@@ -42,6 +42,8 @@ def propagate(
     original: FunctionType, module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str = COLLECT
 ) -> Any:
     """Stands in for the ``original`` ``propagate`` that PyG generates for a class. Returns ``NotImplemented`` to let it run."""
+    if (type(edge_index) is not Tensor or edge_index.layout is not _STRIDED) and _is_sparse(edge_index) and module.fuse:
+        return NotImplemented  # PyG's fused route, which gnnfast.pyg.sparse serves
     bound = bounds.get(id(module))
     if bound is not None and (
         left.edge_index is edge_index or (not _is_own(edge_index) and bound.holds(kwargs.get(bound.feature), edge_index))
@@ -53,9 +55,6 @@ def propagate(
         fell_back(quiet.place, quiet.reason)
         out = as_written(module, edge_index, size, kwargs, collect) if quiet.plain and not guards.context() else NotImplemented
         return _run(original, module, edge_index, size, kwargs) if out is NotImplemented else out
-    other = (type(edge_index) is not Tensor or edge_index.layout is not _STRIDED) and not _is_edge_index(edge_index)
-    if other and module.fuse and _is_sparse(edge_index):
-        return NotImplemented  # PyG's fused route, which gnnfast.pyg.sparse serves
     cls = type(module)
     small = too_small(module, edge_index, kwargs)
     if small:
@@ -462,7 +461,8 @@ def _is_edge_index(edge_index: Any) -> bool:
 
 
 def _is_sparse(adjacency: Any) -> bool:
-    return _kind(adjacency) == "SparseTensor" or (isinstance(adjacency, Tensor) and adjacency.layout is not torch.strided)
+    kind = type(adjacency)
+    return kind.__name__ == "SparseTensor" or (kind is Tensor and adjacency.layout is not _STRIDED)
 
 
 def _kind(adjacency: Any) -> str:

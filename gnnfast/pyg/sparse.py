@@ -45,13 +45,9 @@ def make_spmm(original: FunctionType) -> Any:
 def _is_small(src: Any, other: Any) -> bool:
     """Whether torch's product is as fast: on a CPU it needs no other format. Over a matrix that is known, too, so that no call
     rounds otherwise than another."""
-    if (
-        type(src) is not Tensor
-        or src.layout is not torch.sparse_csr
-        or not src.is_cpu
-        or type(other) is not Tensor
-        or other.dim() != 2
-    ):
+    if type(src) is not Tensor or src.layout is not torch.sparse_csr or not src.is_cpu:
+        return False
+    if type(other) not in guards.PLAIN or other.dim() != 2:
         return False
     training = torch.is_grad_enabled() and other.requires_grad
     row_bytes = 64 if training else other.shape[1] * other.element_size()
