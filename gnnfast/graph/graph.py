@@ -221,9 +221,9 @@ class Graph:
         edges = check_count("num_edges", idx.numel())
         with torch.no_grad(), torch.inference_mode(False):
             # Steps are of what is in range: others could pass by overflow.
-            facts = [ptr[0], ptr[-1], *ptr.aminmax(), ptr.clamp(0, edges).diff().min() if rows else ptr[0]]
+            facts = [ptr[0], ptr[-1], ptr.min(), ptr.max(), ptr.clamp(0, edges).diff().min() if rows else ptr[0]]
             if edges:
-                facts += idx.aminmax()
+                facts += [idx.min(), idx.max()]
                 if perm is not None:
                     met = torch.zeros(edges, dtype=torch.bool, device=idx.device)
                     met[perm.clamp(0, edges - 1).long()] = True

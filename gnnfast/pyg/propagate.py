@@ -42,7 +42,7 @@ def propagate(
     original: FunctionType, module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str = COLLECT
 ) -> Any:
     """Stands in for the ``original`` ``propagate`` that PyG generates for a class. Returns ``NotImplemented`` to let it run."""
-    if (type(edge_index) is not Tensor or edge_index.layout is not _STRIDED) and _is_sparse(edge_index) and module.fuse:
+    if _is_sparse(edge_index) and module.fuse:
         return NotImplemented  # PyG's fused route, which gnnfast.pyg.sparse serves
     bound = bounds.get(id(module))
     if bound is not None and (
