@@ -26,6 +26,7 @@ from gnnfast.pyg import bounded
 from gnnfast.pyg.adjacency import graph_of, incidence_of
 from gnnfast.pyg.known import replaced_in_attention
 from gnnfast.pyg.loops import looped_graph, prepare_loops, with_loops, with_self_loops
+from gnnfast.pyg.matrices import edges_for, is_matrix
 from gnnfast.pyg.messages import DOT_ATTENTION, Message
 from gnnfast.pyg.products import is_product, products
 from gnnfast.pyg.small import is_new_and_few, parts_are_few
@@ -48,7 +49,11 @@ def _make_conv(parts: Parts) -> Callable[[FunctionType], Callable[..., Any]]:
         def attention_conv(module: Any, x: Any, edge_index: Any, edge_attr: Any, *rest: Any) -> Any:
             cls = type(module)
             place = of_pyg if cls is known else f"pyg {cls.__name__}"
-            if parts.is_small(module, edge_index, edge_attr):
+            if is_matrix(edge_index):
+                edge_index = None if rest[-1] is not None else edges_for(module, edge_index, x if type(x) is tuple else (x, x))
+                if edge_index is None or edge_attr is not None:
+                    return NotImplemented
+            elif parts.is_small(module, edge_index, edge_attr):
                 ran(place, "PyG's own", "too small to gain")
                 few = parts_are_few(edge_index) and not guards.context()
                 return left_alone(original, module, x, edge_index, edge_attr, *rest) if few else NotImplemented

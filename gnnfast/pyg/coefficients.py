@@ -19,6 +19,7 @@ from gnnfast.pyg.adjacency import graph_of
 from gnnfast.pyg.attention import OVERRIDES, after_dropout, check_tensors, dropout_of, graph_of_layer
 from gnnfast.pyg.known import replaced_in_attention, replaced_in_layer
 from gnnfast.pyg.layers import normalise
+from gnnfast.pyg.matrices import edges_for, is_matrix, weighed
 from gnnfast.pyg.small import is_new_and_tiny
 from gnnfast.pyg.verdict import check_steps
 from gnnfast.reporting import ran
@@ -54,6 +55,10 @@ def make_agnn_conv(original: FunctionType) -> Callable[..., Any]:
 
     def agnn_conv(module: Any, x: Any, edge_index: Any) -> Any:
         place = f"pyg {type(module).__name__}"
+        if is_matrix(edge_index):
+            edge_index = edges_for(module, edge_index, (x, x))
+            if edge_index is None:
+                return NotImplemented
         try:
             _check_simple(known, module, x, edge_index)
             reason, beta = replaced_in_attention(known), module.beta
@@ -93,14 +98,20 @@ def make_fa_conv(original: FunctionType) -> Callable[..., Any]:
 
     def fa_conv(module: Any, x: Any, x_0: Any, edge_index: Any, edge_weight: Any, weights: Any) -> Any:
         place = f"pyg {type(module).__name__}"
-        if _is_small(x, edge_index) or is_new_and_tiny(x, edge_index, module, "tiny coefficients cpu"):
+        of_matrix = is_matrix(edge_index)
+        if of_matrix:
+            found = None if edge_weight is not None or module.cached else weighed(module, edge_index, x)
+            if found is None:
+                return NotImplemented
+            edge_index, edge_weight = found
+        elif _is_small(x, edge_index) or is_new_and_tiny(x, edge_index, module, "tiny coefficients cpu"):
             return NotImplemented  # propagate says so
         try:
             _check_simple(known, module, x, edge_index)
             dropout = module.dropout
             if weights is not None or type(dropout) not in (int, float) or not 0 <= dropout <= 1:
                 raise Unsupported("an option is not served")
-            if module.normalize != (edge_weight is None):
+            if module.normalize != (of_matrix or edge_weight is None):
                 raise Unsupported("PyG says what is wrong with edge_weight")
             # Dropout is drawn for edges as PyG lists them.
             reduce = "" if dropout_of(module) else "sum"

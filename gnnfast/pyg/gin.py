@@ -19,6 +19,7 @@ from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import listed
 from gnnfast.pyg.adjacency import graph_of
+from gnnfast.pyg.matrices import is_matrix
 from gnnfast.pyg.messages import GINE
 from gnnfast.pyg.products import fits, is_csr, is_product, placeholder, through
 from gnnfast.pyg.small import ALONE, SMALL, of_sums
@@ -36,9 +37,10 @@ def make_gin_conv(original: FunctionType) -> Callable[..., Any]:
     known = class_of(original)
 
     def gin_conv(module: Any, x: Any, edge_index: Any, size: Any) -> Any:
-        if guards.context():
-            return NotImplemented
-        if type(x) is Tensor and size is None and x.layout is _STRIDED:
+        plain = type(x) is Tensor and size is None and x.layout is _STRIDED
+        if (plain and is_matrix(edge_index)) or guards.context():
+            return NotImplemented  # its product is all that is served
+        if plain:
             return _gin(known, module, x, edge_index)
         x_src, x_dst = _pair(x)
         if not is_csr(x_dst) or features.unsupported(x_dst):

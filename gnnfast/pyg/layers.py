@@ -29,7 +29,8 @@ from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import listed
 from gnnfast.pyg.adjacency import ends_of_new, found_graph, graph_of, regrets, running
 from gnnfast.pyg.as_written import reduced
-from gnnfast.pyg.norm import make_normalising, normalised, sharing
+from gnnfast.pyg.matrices import is_matrix
+from gnnfast.pyg.norm import make_normalising, normalised, over_list, sharing
 from gnnfast.pyg.products import fits, is_csr, is_product, lin_parameters, placeholder, sparse_product
 from gnnfast.pyg.small import ALONE, SMALL, are_few, bounds, is_new, is_new_and_tiny, most_ids, of_sums, remember
 from gnnfast.pyg.verdict import check_module, keeps_methods, reduction_of, served, watch_of
@@ -97,8 +98,8 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
         in_order = make_normalising(original, False) if form.normalised and not form.first else lambda *_: NotImplemented
 
         def forward(module: Any, x: Any, edge_index: Any, *rest: Any) -> Any:
-            if type(edge_index) is Tensor and edge_index.layout is not _STRIDED:
-                return NotImplemented
+            if is_matrix(edge_index):
+                return over_list(forward, original, known, 2, module, x, edge_index, *rest) if form.normalised else NotImplemented
             few = _has_kept_few(module) if form.normalised else _is_few(form, module, x, edge_index)
             plain = bool(form.root) and rest[0] is None and rest[-1] is None
             if guards.context() or (few and not plain):
@@ -142,7 +143,7 @@ def _operands(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any) -
     if type(x) is not Tensor or x.layout is not _STRIDED or x.dim() != 2 or guards.function_modes():
         return None
     device, dtype, lin, root, root_weight = x.device, x.dtype, parts.lin, parts.root, None
-    if type(edge_index) is not Tensor or edge_index.layout is not _STRIDED or edge_index.dim() != 2 or edge_index.device != device:
+    if type(edge_index) is not Tensor or edge_index.dim() != 2 or edge_index.device != device:
         return None
     weight, bias = lin_parameters(lin)
     if type(weight) not in guards.PLAIN or weight.dim() != 2:

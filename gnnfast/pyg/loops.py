@@ -20,6 +20,7 @@ from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import listed
 from gnnfast.pyg.adjacency import Listed
 from gnnfast.pyg.known import replaced_in_loops
+from gnnfast.pyg.matrices import is_matrix
 from gnnfast.pyg.norm import keeps_to_itself
 from gnnfast.pyg.small import are_few, bounds
 from gnnfast.pyg.verdict import global_hooks, module_hooks
@@ -37,7 +38,7 @@ def make_remove_self_loops(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``remove_self_loops(edge_index, edge_attr)``."""
 
     def remove_self_loops(edge_index: Any, edge_attr: Any) -> Any:
-        if edge_attr is not None:
+        if edge_attr is not None or is_matrix(edge_index):
             return NotImplemented
         if _is_left(edge_index) or not _is_known(edge_index):
             return _listed(edge_index, 0, True)
@@ -50,7 +51,7 @@ def make_add_self_loops(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``add_self_loops(edge_index, edge_attr, fill_value, num_nodes)``."""
 
     def add_self_loops(edge_index: Any, edge_attr: Any, fill_value: Any, num_nodes: Any) -> Any:
-        if edge_attr is not None or type(num_nodes) not in (int, type(None)):
+        if edge_attr is not None or is_matrix(edge_index) or type(num_nodes) not in (int, type(None)):
             return NotImplemented
         if _is_left(edge_index) or not _is_known(edge_index):
             return _listed(edge_index, num_nodes, False)

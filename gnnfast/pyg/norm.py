@@ -27,10 +27,11 @@ from gnnfast.graph.checks import MOST_EDGES, MOST_NODES, saved_tensors_are_watch
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import known, listed
 from gnnfast.pyg.adjacency import Listed, running
+from gnnfast.pyg.matrices import is_matrix, weighed
 from gnnfast.pyg.small import are_few, is_new_and_tiny
 from gnnfast.pyg.verdict import check_module
 from gnnfast.reporting import ran
-from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, REORDERED
+from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, LINEAR, REORDERED
 from gnnfast.unsupported import Unsupported
 
 _PLACE = "pyg gcn_norm"
@@ -122,7 +123,7 @@ def normalised(
 
         try:
             with usable_later():
-                found = cache.get(keys, key, build)
+                found = cache.get(keys, key, build) if edge_weight is None or _is_met(edge_weight) else build()
         except RuntimeError:  # an id is out of range: PyG raises its own
             return None
     elif is_cuda:
@@ -148,6 +149,8 @@ def make_gcn_norm(original: FunctionType) -> Any:
         edge_index: Any, edge_weight: Any, num_nodes: Any, improved: Any, add_self_loops: Any, flow: Any, dtype: Any
     ) -> Any:
         shares, _state.edge_index = _state.edge_index is edge_index, None
+        if is_matrix(edge_index):
+            return NotImplemented
         arguments = (num_nodes, improved, add_self_loops, flow, dtype)
         if not shares and _is_left(edge_index, edge_weight):
             if known.replaced_in_norm():
@@ -370,6 +373,8 @@ def make_normalising(original: FunctionType, asks: bool = True) -> Callable[...,
         if not module.__dict__.get("normalize", True):
             return NotImplemented  # the next call of gcn_norm would be somebody else's
         edge_index = arguments[position]
+        if is_matrix(edge_index):
+            return NotImplemented if of_its_own else over_list(forward, original, cls, position, *arguments)
         if of_its_own and _is_left(edge_index, None, "layer"):
             return passing(edge_index, original, *arguments)
         if asks and not of_its_own and is_new_and_tiny(arguments[1], edge_index, module, "tiny sums cpu"):
@@ -382,6 +387,20 @@ def make_normalising(original: FunctionType, asks: bool = True) -> Callable[...,
         return sharing(edge_index, sums, original, *arguments)
 
     return forward
+
+
+def over_list(forward: Callable[..., Any], original: FunctionType, cls: type, position: int, *arguments: Any) -> Any:
+    """The ``forward`` of a layer that normalises, over the edges and values of the matrix at the ``position`` of its arguments, which
+    PyG's ``gcn_norm`` sorts and makes anew in each call."""
+    module, adj, weight = arguments[0], arguments[position], arguments[position + 1]
+    found = None
+    if weight is None and module.fuse and not guards.context() and keeps_to_itself(module, cls) in LINEAR:
+        found = weighed(module, adj, arguments[1])
+    if found is None:
+        return NotImplemented
+    arguments = (*arguments[:position], *found, *arguments[position + 2 :])
+    out = forward(*arguments)
+    return original(*arguments) if out is NotImplemented else out
 
 
 def keeps_to_itself(module: Any, cls: type) -> str:

@@ -26,6 +26,7 @@ from gnnfast.pyg import bounded
 from gnnfast.pyg.adjacency import graph_of
 from gnnfast.pyg.aggregations import kinds_of
 from gnnfast.pyg.known import replaced_in_layer
+from gnnfast.pyg.matrices import edges_for, is_matrix
 from gnnfast.pyg.products import is_product
 from gnnfast.pyg.small import is_new_and_tiny
 from gnnfast.pyg.verdict import check_steps, is_plain
@@ -60,6 +61,8 @@ def make_pna_conv(original: FunctionType) -> Callable[..., Any]:
     known = class_of(original)
 
     def pna_conv(module: Any, x: Any, edge_index: Any, edge_attr: Any) -> Any:
+        if is_matrix(edge_index):
+            edge_index = edges_for(module, edge_index, (x, x)) if edge_attr is None else None
         if type(edge_index) is not Tensor or edge_index.dim() != 2:
             return NotImplemented  # propagate says so
         place = f"pyg {type(module).__name__}"

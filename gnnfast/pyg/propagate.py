@@ -27,6 +27,7 @@ from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.as_written import as_written, rule_of
 from gnnfast.pyg.attention import dot_attention, is_first_and_small, is_small_transformer
 from gnnfast.pyg.layers import left
+from gnnfast.pyg.matrices import as_list, is_matrix, multiply
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, Message, means_relu
 from gnnfast.pyg.products import is_product
 from gnnfast.pyg.small import ALONE, NEW_AND_SMALL, PARTS, SMALL, bounds, is_new, most_ids, of_sums, parts_are_few, remember
@@ -42,8 +43,9 @@ def propagate(
     original: FunctionType, module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str = COLLECT
 ) -> Any:
     """Stands in for the ``original`` ``propagate`` that PyG generates for a class. Returns ``NotImplemented`` to let it run."""
-    if _is_sparse(edge_index) and module.fuse:
-        return NotImplemented  # PyG's fused route, which gnnfast.pyg.sparse serves
+    if (type(edge_index) is not Tensor or edge_index.layout is not _STRIDED) and is_matrix(edge_index):
+        # PyG's product, which gnnfast.pyg.sparse serves, or over the edges that the matrix lists.
+        return multiply(module, edge_index, kwargs) if module.fuse else _over_list(original, module, edge_index, kwargs, collect)
     bound = bounds.get(id(module))
     if bound is not None and (
         left.edge_index is edge_index or (not _is_own(edge_index) and bound.holds(kwargs.get(bound.feature), edge_index))
@@ -80,6 +82,15 @@ def propagate(
     if lasts and not not_now and not pays:
         _keep_quiet(module, edge_index, kwargs, reason)
     return NotImplemented
+
+
+def _over_list(original: FunctionType, module: Any, adj: Any, kwargs: dict[str, Any], collect: str) -> Any:
+    found = as_list(module, adj, kwargs, collect)
+    if found is None:
+        fell_back(f"pyg {type(module).__name__}", f"the adjacency is a {_kind(adj)}")
+        return NotImplemented
+    edge_index, kwargs = found
+    return propagate(original, module, edge_index, (adj.size(1), adj.size(0)), kwargs, collect)
 
 
 def _left(
@@ -458,11 +469,6 @@ def _sparse_features(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str
 
 def _is_edge_index(edge_index: Any) -> bool:
     return type(edge_index).__name__ == "EdgeIndex" and type(edge_index).__module__ == "torch_geometric.edge_index"
-
-
-def _is_sparse(adjacency: Any) -> bool:
-    kind = type(adjacency)
-    return kind.__name__ == "SparseTensor" or (kind is Tensor and adjacency.layout is not _STRIDED)
 
 
 def _kind(adjacency: Any) -> str:

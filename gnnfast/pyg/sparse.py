@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from types import FunctionType
 from typing import Any
 
@@ -11,25 +12,27 @@ from torch import Tensor
 
 from gnnfast import guards
 from gnnfast.cache import cache
-from gnnfast.config import settings
+from gnnfast.config import is_overridden, settings
 from gnnfast.dispatch.execute import aggregate
-from gnnfast.dispatch.select import cannot_win
+from gnnfast.dispatch.select import most_left
 from gnnfast.graph import Graph
 from gnnfast.pyg.small import SMALL
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import FEATURE_DTYPES
 
 _PLACE = "pyg spmm"
+_is_grad_enabled = torch.is_grad_enabled
+_REDUCTIONS = ("sum", "add", "mean", "max", "min")
 
 
 def make_spmm(original: FunctionType) -> Any:
     """A dispatcher for ``spmm(src, other, reduce)``."""
 
     def spmm(src: Any, other: Any, reduce: Any) -> Any:
-        reason = guards.context()
-        if not reason and _is_small(src, other):
+        if is_small(src, other) and reduce in _REDUCTIONS:  # as PyG has it, whatever records calls
             ran(_PLACE, "PyG's own", SMALL)
-            return NotImplemented
+            return torch.sparse.mm(src, other) if reduce in ("sum", "add") else torch.sparse.mm(src, other, reduce)
+        reason = guards.context()
         reason = reason or _unsupported(src, other, reduce)
         if not reason:
             reduce = "sum" if reduce == "add" else reduce
@@ -42,20 +45,36 @@ def make_spmm(original: FunctionType) -> Any:
     return spmm
 
 
-def _is_small(src: Any, other: Any) -> bool:
+def is_small(src: Any, other: Any) -> bool:
     """Whether torch's product is as fast: on a CPU it needs no other format. Over a matrix that is known, too, so that no call
-    rounds otherwise than another."""
+    rounds otherwise than another. On small graphs each function that this calls takes a hundredth of a layer."""
+    bound = _bounds.get(id(src))
+    if bound is None or bound[0]() is not src or is_overridden():
+        bound = _bound(src)
+        if bound is None:
+            return False
+    return bound[1] if _is_grad_enabled() and other.requires_grad else other.shape[-1] <= bound[2]
+
+
+# By the id of a matrix: whether it is small in training, and up to how many features in inference. It only decides who multiplies.
+_bounds: dict[int, tuple[weakref.ref[Tensor], bool, float]] = {}
+ROW_BYTES = 64  # in training, however wide rows are
+
+
+def _bound(src: Any) -> tuple[weakref.ref[Tensor], bool, float] | None:
     if type(src) is not Tensor or src.layout is not torch.sparse_csr or not src.is_cpu:
-        return False
-    if type(other) not in guards.PLAIN or other.dim() != 2:
-        return False
-    training = torch.is_grad_enabled() and other.requires_grad
-    row_bytes = 64 if training else other.shape[1] * other.element_size()
-    return cannot_win(src._nnz() * row_bytes, training, settings(), "adjacency cpu")
+        return None
+    key, entries, current = id(src), src._nnz(), settings()
+    inference, training = (most_left(needs_grad, current, "adjacency cpu") for needs_grad in (False, True))
+    ref = weakref.ref(src, lambda _: _bounds.pop(key, None))
+    bound = ref, entries * ROW_BYTES <= training, inference / (entries * src.element_size() or 1)
+    if not is_overridden():
+        _bounds[key] = bound
+    return bound
 
 
 def _unsupported(src: Any, other: Any, reduce: Any) -> str:
-    if reduce not in ("sum", "add", "mean", "max", "min"):
+    if reduce not in _REDUCTIONS:
         return f"reduce is {reduce!r}"
     reason = guards.operand("other", other)
     if reason:

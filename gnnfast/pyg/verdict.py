@@ -30,6 +30,7 @@ _OF_PASSING = [
 ]
 _OF_MODULE = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 mp_hooks, module_hooks = operator.itemgetter(*_OF_PASSING), operator.itemgetter(*_OF_MODULE)
+fused_hooks = operator.itemgetter(*(name for name in _OF_PASSING if "propagate" in name or "message_and" in name))
 # What torch.nn.modules.module._has_any_global_hook() asks: the dictionaries stay the same.
 global_hooks = tuple(
     getattr(torch.nn.modules.module, f"_global_{name}")

@@ -1,0 +1,190 @@
+"""Adjacency matrices of torch: what layers multiply with them, without what PyG does around that, and the edges that they list, for
+layers that do more than multiply. The edges are kept with a matrix, its values are read anew in each call: who wrote into the tensor
+that it was made of would not be noticed."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnfast import guards
+from gnnfast.cache import Sightings, cache, usable_later
+from gnnfast.config import settings
+from gnnfast.pyg import known
+from gnnfast.pyg.verdict import COLLECT, check_steps, fused_hooks
+from gnnfast.unsupported import Unsupported
+
+_STRIDED = torch.strided
+
+
+def is_matrix(adjacency: Any) -> bool:
+    """Whether it is one, torch's or a ``SparseTensor``."""
+    kind = type(adjacency)
+    return kind.__name__ == "SparseTensor" or (kind is Tensor and adjacency.layout is not _STRIDED)
+
+
+_of_class = operator.attrgetter("message_and_aggregate", "update", "_check_input")
+
+
+class _Asked(NamedTuple):
+    """What gets the arguments of a ``message_and_aggregate()`` from those of ``propagate()``, if that is all that runs; whether it
+    is one alone; the code of PyG's functions around it."""
+
+    fetch: Callable[[dict[str, Any]], Any] | None
+    alone: bool
+    update: Any
+    check: Any
+
+
+_asked: dict[tuple[Any, ...], _Asked] = {}  # by what _of_class gives
+_MOST = 1024
+_NO_HOOKS: tuple[dict[int, Any], ...] = ({}, {}, {}, {})
+
+
+def multiply(module: Any, adj: Any, kwargs: dict[str, Any]) -> Any:
+    """PyG's fused route: its product with a matrix, without the loops over no hooks around it, which on small graphs take as long.
+    ``NotImplemented``: there are hooks, or functions of a subclass."""
+    own, cls = module.__dict__, type(module)
+    functions = _of_class(cls)
+    fetch, alone, update, check = _asked.get(functions) or _ask(cls, functions)
+    if fetch is None or functions[1].__code__ is not update or functions[2].__code__ is not check:
+        return NotImplemented
+    if fused_hooks(own) != _NO_HOOKS or own["flow"] != "source_to_target" or "_check_input" in own or "update" in own:
+        return NotImplemented
+    if guards.function_modes():
+        return NotImplemented
+    try:
+        found = fetch(kwargs)
+    except KeyError:  # PyG raises its own
+        return NotImplemented
+    return module.message_and_aggregate(adj, found) if alone else module.message_and_aggregate(adj, *found)
+
+
+def _ask(cls: type, functions: tuple[Any, ...]) -> _Asked:
+    names, codes = (), tuple(f.__code__ if type(f) is FunctionType and not f.__dict__ else None for f in functions)
+    if None not in codes and known.is_known_method(cls, "update") and known.is_known_method(cls, "_check_input"):
+        code = codes[0]
+        if not code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) and not code.co_kwonlyargcount:
+            names = code.co_varnames[2 : code.co_argcount]
+    if len(_asked) >= _MOST:
+        _asked.clear()
+    found = _asked[functions] = _Asked(operator.itemgetter(*names) if names else None, len(names) == 1, *codes[1:])
+    return found
+
+
+def as_list(module: Any, adj: Any, kwargs: dict[str, Any], collect: str) -> tuple[Tensor, dict[str, Any]] | None:
+    """The edges that a matrix lists, and the arguments of ``propagate()``, of which its values are one where none was given, as
+    PyG's ``collect()`` has it; ``None`` if it collects something else."""
+    if collect != COLLECT or module.__dict__["flow"] != "source_to_target" or guards.context():
+        return None
+    try:
+        steps = check_steps(module)
+    except Unsupported:
+        return None
+    asked = (*steps.message, *steps.aggregate, *steps.update)
+    edge_index = None if steps.collected is None or "edge_index" in asked else edges_of(adj)
+    if edge_index is None:
+        return None
+    name = next((name for name in ("edge_weight", "edge_attr", "edge_type") if name in asked), None)
+    if name is not None and kwargs.get(name, adj) is None:
+        values = adj.values()
+        if name != "edge_attr" or values.dim() > 1:
+            kwargs = kwargs | {name: values}
+    return edge_index, kwargs
+
+
+def edges_of(adj: Any) -> Tensor | None:
+    """The ``edge_index [2, E]`` of a matrix, in the order of its elements and kept with it; ``None`` of one that PyG does not
+    list, or not by int64."""
+    if type(adj) is not Tensor or not guards.has_kernels(adj) or adj.is_inference():
+        return None
+    rows: Tensor
+    if adj.layout is torch.sparse_csr:
+        rows, cols = adj.crow_indices(), adj.col_indices()
+    elif adj.layout is torch.sparse_coo and adj.is_coalesced():
+        rows, cols = adj.indices().unbind()
+    else:
+        return None
+    if cols.dtype is not torch.int64 or cols.dim() != 1:
+        return None
+    if guards.capturing(adj.device):
+        return cache.find((adj,), "edges", (rows, cols))  # type: ignore[no-any-return]
+
+    def build() -> Tensor:
+        with usable_later():
+            of_edges = rows
+            if adj.layout is torch.sparse_csr:
+                numbers = torch.arange(rows.numel() - 1, device=rows.device)
+                of_edges = numbers.repeat_interleave(rows.diff(), output_size=cols.numel())
+            return torch.stack((cols, of_edges))
+
+    found: Tensor | None = cache.find((adj,), "edges", (rows, cols))
+    if found is None and not _met.again(adj):
+        return build()  # layers that add loops make a matrix in each call
+    return cache.get((adj,), "edges", build, (rows, cols)) if found is None else found
+
+
+_met = Sightings()
+
+
+def edges_for(module: Any, adj: Any, pair: Any) -> Tensor | None:
+    """The same for a layer as a whole, with features ``pair`` of sources and destinations; ``None`` if PyG would see more than the
+    edges: features of theirs, elements that are the same, of which loops make one, or a dropout that it draws in their order."""
+    if not all(type(x) is Tensor and x.dim() for x in pair) or guards.context():
+        return None
+    if [*adj.shape] != [pair[1].shape[0], pair[0].shape[0]] or adj.requires_grad:
+        return None
+    if module.training and module.__dict__.get("dropout") and settings().dropout == "framework":
+        return None
+    edge_index = edges_of(adj)
+    if edge_index is None or not module.__dict__.get("add_self_loops") or _order_of(edge_index).once:
+        return edge_index
+    return None
+
+
+def weighed(module: Any, adj: Any, x: Any) -> tuple[Tensor, Tensor] | None:
+    """Edges and weights for a layer that normalises a matrix and multiplies with it. To a loop that is there PyG adds the one that
+    it gives to each node, where of a list it keeps the former."""
+    own = module.__dict__
+    if type(x) is not Tensor or x.dim() != 2 or own["flow"] != "source_to_target":
+        return None
+    if type(adj) is not Tensor or adj.requires_grad or adj.dtype is not x.dtype or [*adj.shape] != [x.shape[0]] * 2:
+        return None
+    edge_index = edges_of(adj)
+    if edge_index is None or not own.get("add_self_loops"):
+        return None if edge_index is None else (edge_index, adj.values())
+    order = _order_of(edge_index)
+    if not order.once:
+        return None
+    weight = adj.values()
+    if order.loops is not None:
+        weight = torch.where(order.loops, weight + (2.0 if own.get("improved") else 1.0), weight)
+    return edge_index, weight
+
+
+class _Order(NamedTuple):
+    """Whether edges are listed by destination and source, each ``once``, and which are ``loops``, if any."""
+
+    once: bool
+    loops: Tensor | None
+
+
+def _order_of(edge_index: Tensor) -> _Order:
+    if guards.capturing(edge_index.device):
+        return cache.find((edge_index,), "order") or _Order(False, None)
+
+    def build() -> _Order:
+        with usable_later():
+            src, dst = edge_index.unbind()
+            loops = src == dst
+            once = ((dst[1:] > dst[:-1]) | ((dst[1:] == dst[:-1]) & (src[1:] > src[:-1]))).all()
+        is_once, has_loops = torch.stack((once, loops.any())).tolist()
+        return _Order(is_once, loops if has_loops else None)
+
+    return cache.get((edge_index,), "order", build)  # type: ignore[no-any-return]
