@@ -238,3 +238,4 @@ NO_MATRIX = {
     "TransformerConv edge features",
     "WLConvContinuous",
 }
+NO_MATRIX_ON_CUDA = {"SAGEConv max"}  # torch's product sums

@@ -427,6 +427,8 @@ def cells(options: argparse.Namespace) -> Iterator[Cell]:
             for name in MODELS[group]:
                 if options.models and name not in options.models:
                     continue
+                if group == "matrices" and options.device == "cuda" and name in convs.NO_MATRIX_ON_CUDA:
+                    continue
                 for training in (True, False):
                     for new in (False, True):
                         yield Cell(group, size, name, training, new)

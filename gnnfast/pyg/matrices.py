@@ -16,6 +16,7 @@ from torch import Tensor
 from gnnfast import guards
 from gnnfast.cache import Sightings, cache, usable_later
 from gnnfast.config import settings
+from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.pyg import known
 from gnnfast.pyg.verdict import COLLECT, check_steps, fused_hooks
 from gnnfast.unsupported import Unsupported
@@ -76,6 +77,17 @@ def _ask(cls: type, functions: tuple[Any, ...]) -> _Asked:
         _asked.clear()
     found = _asked[functions] = _Asked(operator.itemgetter(*names) if names else None, len(names) == 1, *codes[1:])
     return found
+
+
+FEW_ENTRIES = 1 << 17
+
+
+def is_new_on_gpu(adj: Any) -> bool:
+    """Whether a matrix of few entries is met for the first time on a GPU, where PyG makes no more operations of it than a list
+    takes."""
+    if type(adj) is not Tensor or not adj.is_cuda or adj._nnz() > FEW_ENTRIES or not settings().is_free:
+        return False
+    return not (torch.is_grad_enabled() and saved_tensors_are_watched()) and not _met.again(adj, "edges")
 
 
 def as_list(module: Any, adj: Any, kwargs: dict[str, Any], collect: str) -> tuple[Tensor, dict[str, Any]] | None:

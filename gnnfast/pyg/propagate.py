@@ -27,7 +27,7 @@ from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.as_written import as_written, rule_of
 from gnnfast.pyg.attention import dot_attention, is_first_and_small, is_small_transformer
 from gnnfast.pyg.layers import left
-from gnnfast.pyg.matrices import as_list, is_matrix, multiply
+from gnnfast.pyg.matrices import as_list, is_matrix, is_new_on_gpu, multiply
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, Message, means_relu
 from gnnfast.pyg.products import is_product
 from gnnfast.pyg.small import ALONE, NEW_AND_SMALL, PARTS, SMALL, bounds, is_new, most_ids, of_sums, parts_are_few, remember
@@ -85,6 +85,9 @@ def propagate(
 
 
 def _over_list(original: FunctionType, module: Any, adj: Any, kwargs: dict[str, Any], collect: str) -> Any:
+    if is_new_on_gpu(adj):
+        ran(f"pyg {type(module).__name__}", "PyG's own", NEW_AND_SMALL)
+        return NotImplemented
     found = as_list(module, adj, kwargs, collect)
     if found is None:
         fell_back(f"pyg {type(module).__name__}", f"the adjacency is a {_kind(adj)}")

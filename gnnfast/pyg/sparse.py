@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gnnfast import guards
-from gnnfast.cache import cache
+from gnnfast.cache import Sightings, cache
 from gnnfast.config import is_overridden, settings
 from gnnfast.dispatch.execute import aggregate
 from gnnfast.dispatch.select import most_left
 from gnnfast.graph import Graph
+from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.pyg.small import SMALL
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import FEATURE_DTYPES
@@ -29,11 +31,12 @@ def make_spmm(original: FunctionType) -> Any:
     """A dispatcher for ``spmm(src, other, reduce)``."""
 
     def spmm(src: Any, other: Any, reduce: Any) -> Any:
-        if is_small(src, other) and reduce in _REDUCTIONS:  # as PyG has it, whatever records calls
+        if _is_small(src, other, reduce):  # as PyG has it, whatever records calls
             ran(_PLACE, "PyG's own", SMALL)
+            if not src.is_cpu or reduce not in _REDUCTIONS:
+                return NotImplemented
             return torch.sparse.mm(src, other) if reduce in ("sum", "add") else torch.sparse.mm(src, other, reduce)
-        reason = guards.context()
-        reason = reason or _unsupported(src, other, reduce)
+        reason = guards.context() or _unsupported(src, other, reduce)
         if not reason:
             reduce = "sum" if reduce == "add" else reduce
             if isinstance(src, Tensor):
@@ -45,29 +48,60 @@ def make_spmm(original: FunctionType) -> Any:
     return spmm
 
 
-def is_small(src: Any, other: Any) -> bool:
-    """Whether torch's product is as fast: on a CPU it needs no other format. Over a matrix that is known, too, so that no call
-    rounds otherwise than another. On small graphs each function that this calls takes a hundredth of a layer."""
+class _Bound(NamedTuple):
+    """Of a matrix: whether it is small in training on a CPU, up to how many features it is in inference, and what it has of
+    ``entries`` for those of :data:`NEW_ENTRIES` on a GPU (``None``: it is on a CPU)."""
+
+    matrix: weakref.ref[Tensor]
+    training: bool
+    widest: float
+    entries: float | None
+
+
+_bounds: dict[int, _Bound] = {}  # by the id of a matrix; they only decide who multiplies
+ROW_BYTES = 64  # in training on a CPU, however wide rows are
+# Of a matrix that a GPU meets for the first time, in inference and in training: to make a graph of more pays at once.
+NEW_ENTRIES = 1 << 23, 1 << 21
+
+
+def _is_small(src: Any, other: Any, reduce: Any) -> bool:
+    """Whether torch's product is as fast: on a CPU it needs no other format. Over a matrix that is known there, too, so that no
+    call rounds otherwise than another. On small graphs each function that this calls takes a hundredth of a layer."""
     bound = _bounds.get(id(src))
     if bound is None or bound[0]() is not src or is_overridden():
         bound = _bound(src)
         if bound is None:
             return False
-    return bound[1] if _is_grad_enabled() and other.requires_grad else other.shape[-1] <= bound[2]
+    _, training, widest, entries = bound
+    needs_grad = _is_grad_enabled() and other.requires_grad
+    if entries is None:
+        return training if needs_grad else other.shape[-1] <= widest
+    if torch.are_deterministic_algorithms_enabled():
+        return False
+    if not needs_grad and reduce in ("sum", "add") and other.shape[-1] <= widest:
+        return True
+    if entries > NEW_ENTRIES[needs_grad] or (_is_grad_enabled() and saved_tensors_are_watched()):
+        return False
+    return not _met.again(src)
 
 
-# By the id of a matrix: whether it is small in training, and up to how many features in inference. It only decides who multiplies.
-_bounds: dict[int, tuple[weakref.ref[Tensor], bool, float]] = {}
-ROW_BYTES = 64  # in training, however wide rows are
+_met = Sightings()
 
 
-def _bound(src: Any) -> tuple[weakref.ref[Tensor], bool, float] | None:
-    if type(src) is not Tensor or src.layout is not torch.sparse_csr or not src.is_cpu:
+def _bound(src: Any) -> _Bound | None:
+    if type(src) is not Tensor or src.layout is torch.strided or not guards.has_kernels(src):
         return None
-    key, entries, current = id(src), src._nnz(), settings()
-    inference, training = (most_left(needs_grad, current, "adjacency cpu") for needs_grad in (False, True))
-    ref = weakref.ref(src, lambda _: _bounds.pop(key, None))
-    bound = ref, entries * ROW_BYTES <= training, inference / (entries * src.element_size() or 1)
+    is_csr, on_cpu, current = src.layout is torch.sparse_csr, src.is_cpu, settings()
+    if on_cpu and not is_csr:
+        return None
+    key, entries, where = id(src), src._nnz(), "adjacency cpu" if on_cpu else "adjacency cuda"
+    inference, training = (most_left(needs_grad, current, where) for needs_grad in (False, True))
+    bound = _Bound(
+        weakref.ref(src, lambda _: _bounds.pop(key, None)),
+        entries * ROW_BYTES <= training,
+        inference / (entries * src.element_size() or 1) if is_csr else -1.0,
+        None if on_cpu else entries if current.is_free else math.inf,
+    )
     if not is_overridden():
         _bounds[key] = bound
     return bound

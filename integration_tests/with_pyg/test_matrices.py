@@ -1,0 +1,396 @@
+"""Layers over adjacency matrices of torch, in CSR and COO: as PyG computes them, whatever they do with a matrix."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from comparison import compare, run, same, without
+from gnnfast.benchmarks import convs
+from graphs import GRAPHS
+from torch.utils.checkpoint import checkpoint
+from torch_geometric import nn
+from torch_geometric.nn import MessagePassing
+from torch_geometric.typing import OptPairTensor
+
+import gnnfast
+from gnnfast.cache import cache
+from gnnfast.pyg import matrices, sparse
+
+F = 16
+LAYOUTS = {"csr": torch.sparse_csr, "coo": torch.sparse_coo}
+LAYERS = [name for name in convs.ALL if name not in convs.NO_MATRIX]
+MATRICES = [("random", "csr", False), ("random", "csr", True), ("random", "coo", False)]
+MATRICES += [(graph, "csr", False) for graph in ("no_edges", "self_loops_and_duplicates")]
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request):
+    return LAYOUTS[request.param]
+
+
+def matrix(name, device="cpu", layout=torch.sparse_csr, dtype=torch.float64, values=()):
+    """One with as many rows as columns, and loops as the graph has them."""
+    edge_index, num_src, num_dst = GRAPHS[name]()
+    n = max(num_src, num_dst)
+    generator = torch.Generator().manual_seed(0)
+    of_edges = torch.rand(edge_index.shape[1], *values, generator=generator, dtype=dtype) + 0.5
+    coo = torch.sparse_coo_tensor(edge_index.flip(0), of_edges, (n, n, *values)).coalesce()
+    adj = coo if layout is torch.sparse_coo else torch.sparse_csr_tensor(*_compressed(coo), coo.values(), coo.shape)
+    return adj.to(device)
+
+
+def _compressed(coo):
+    rows, cols = coo.indices()
+    return torch.cat([torch.zeros(1, dtype=torch.int64), rows.bincount(minlength=coo.shape[0]).cumsum(0)]), cols
+
+
+def features(adj, width=F):
+    return torch.randn(adj.shape[1], width, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(adj.device)
+
+
+def quietly(step):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return step()
+
+
+@pytest.mark.parametrize(("graph", "layout", "few"), MATRICES, indirect=["layout"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers(name, graph, few, layout, device, request):
+    if few:
+        request.getfixturevalue("small")
+    torch.set_default_dtype(torch.float64)  # PyG makes values of it where it makes a matrix
+    try:
+        adj = matrix(graph, device, layout)
+        torch.manual_seed(0)
+        layer = convs.ALL[name](F, F)
+        quietly(lambda: _compare(layer, features(adj), adj))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def _compare(layer, x, adj):
+    """Or both refuse."""
+    try:
+        without(lambda: run(copy.deepcopy(layer).to(x.device), x, adj, repeats=1))
+    except (RuntimeError, ValueError, AssertionError, NotImplementedError, IndexError) as error:
+        with pytest.raises(type(error)):
+            run(layer.to(x.device), x, adj, repeats=1)
+        return
+    compare(layer, x, adj, tolerance=1e-8)
+    with torch.no_grad():
+        layer.eval()
+        for _ in range(2):
+            same(lambda: [layer(x, adj)], tolerance=1e-8)
+
+
+@pytest.mark.parametrize("improved", [False, True])
+@pytest.mark.parametrize("make", [nn.GCNConv, nn.SGConv])
+def test_loops_are_added_to_those_that_are_there(make, improved, layout, device):
+    adj = matrix("self_loops_and_duplicates", device, layout)
+    options = {"improved": improved} if make is nn.GCNConv else {"K": 2}
+    report = quietly(lambda: compare(make(F, 5, **options).double(), features(adj), adj, tolerance=1e-9))
+    assert any(place == "pyg gcn_norm" for place, *_ in report.kernels)
+
+
+WHOLE = {
+    "GATConv": lambda: nn.GATConv(F, 5, heads=2),
+    "GATv2Conv": lambda: nn.GATv2Conv(F, 5, heads=2),
+    "TransformerConv": lambda: nn.TransformerConv(F, 5, heads=2),
+    "AGNNConv": lambda: nn.AGNNConv(),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_layers_are_served_over_the_edges(name, layout, device):
+    adj = matrix("random", device, layout)
+    report = quietly(lambda: compare(WHOLE[name]().double(), features(adj), adj, tolerance=1e-9))
+    assert {place for place, *_ in report.kernels} == {f"pyg {name}"} and not report.fallbacks
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_elements_that_are_the_same(name, device):
+    """Of which PyG makes one where it adds loops."""
+    rowptr, col = torch.tensor([0, 3, 4, 4], device=device), torch.tensor([1, 1, 2, 0], device=device)
+    adj = torch.sparse_csr_tensor(rowptr, col, torch.ones(4, device=device, dtype=torch.float64), (3, 3))
+    compare(WHOLE[name]().double(), features(adj), adj, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("name", ["GCNConv", *WHOLE])
+def test_values_are_read_in_each_call(name, device):
+    """Nothing tells who writes into the tensor that they are."""
+    coo = matrix("random", device, torch.sparse_coo)
+    values, indices = torch.rand(coo._nnz(), dtype=torch.float64, device=device), [t.to(device) for t in _compressed(coo.cpu())]
+    adj = torch.sparse_csr_tensor(*indices, values, coo.shape)
+    layer, x = (WHOLE | {"GCNConv": lambda: nn.GCNConv(F, 5)})[name]().double().to(device), features(coo)
+    for _ in range(3):
+        same(lambda: [layer(x, adj)])
+        values[::2] *= 3
+        adj.values()[0] += 1
+
+
+@pytest.mark.parametrize("name", ["GCNConv", "EdgeConv", *WHOLE])
+def test_indices_that_change(name, layout, device):
+    adj = matrix("random", device, layout)
+    makes = WHOLE | {"GCNConv": lambda: nn.GCNConv(F, 5), "EdgeConv": lambda: nn.EdgeConv(torch.nn.Linear(2 * F, 5))}
+    layer, x = makes[name]().double().to(device), features(adj)
+    for _ in range(3):
+        quietly(lambda: same(lambda: [layer(x, adj)]))
+    cols = adj.col_indices() if layout is torch.sparse_csr else adj.indices()[1]
+    rows = torch.arange(30, device=device).repeat_interleave(adj.crow_indices().diff()) if layout is torch.sparse_csr else None
+    first = rows.bincount().argmax() if rows is not None else adj.indices()[0].bincount().argmax()
+    of_row = (rows if rows is not None else adj.indices()[0]) == first
+    cols[of_row] = torch.arange(int(of_row.sum()), device=device)
+    for _ in range(3):
+        quietly(lambda: same(lambda: [layer(x, adj)]))
+
+
+class OfWeights(MessagePassing):
+    """Of which PyG makes what was not given from the values."""
+
+    def forward(self, x, adj, edge_weight=None):
+        return self.propagate(adj, x=x, edge_weight=edge_weight)
+
+    def message(self, x_j, x_i, edge_weight):
+        return (x_j + x_i).tanh() * edge_weight.view(-1, 1)
+
+
+class OfFeatures(MessagePassing):
+    def forward(self, x, adj, edge_attr=None):
+        return self.propagate(adj, x=x, edge_attr=edge_attr)
+
+    def message(self, x_j, edge_attr):
+        return x_j.sin() if edge_attr is None else x_j.sin() * edge_attr.sum(1, keepdim=True)
+
+
+class OfTypes(MessagePassing):
+    def forward(self, x, adj, edge_type=None):
+        return self.propagate(adj, x=x, edge_type=edge_type)
+
+    def message(self, x_j, edge_type):
+        return x_j.cos() * (edge_type > 1).view(-1, 1)
+
+
+class OfEnds(MessagePassing):
+    def forward(self, x, adj):
+        return self.propagate(adj, x=x)
+
+    def message(self, x_j, edge_index):
+        return x_j * edge_index[:1].t()
+
+
+class OfMatrix(MessagePassing):
+    def forward(self, x, adj):
+        return self.propagate(adj, x=x)
+
+    def message(self, x_j, adj_t):
+        return x_j * adj_t.values().view(-1, 1)
+
+
+class OfIds(MessagePassing):
+    def forward(self, x, adj):
+        return self.propagate(adj, x=x)
+
+    def message(self, x_j, x_i, index, ptr, size_i, edge_index_j):
+        return x_j * (index + edge_index_j + size_i).view(-1, 1) + x_i
+
+
+USERS = {
+    "weights": OfWeights,
+    "features": OfFeatures,
+    "types": OfTypes,
+    "ends": OfEnds,
+    "matrix": OfMatrix,
+    "ids": OfIds,
+}
+
+
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("values", [(), (3,)])
+@pytest.mark.parametrize("name", USERS)
+def test_users_layers(name, values, few, layout, device, request):
+    if few:
+        request.getfixturevalue("small")
+    if values and layout is torch.sparse_csr and name != "features":
+        pytest.skip("PyG takes the values of a matrix for features of edges alone")
+    adj = matrix("random", device, layout, values=values)
+    quietly(lambda: _compare(USERS[name](), features(adj), adj))
+
+
+def test_given_weights_come_first(device):
+    adj = matrix("random", device)
+    weight = torch.rand(adj._nnz(), dtype=torch.float64, device=device)
+    compare(OfWeights(), features(adj), adj, weight, tolerance=1e-9)
+    compare(nn.LEConv(F, 5).double(), features(adj), adj, weight, tolerance=1e-9)
+
+
+class Watched:
+    """What the hooks of message passing are given."""
+
+    def __init__(self, layer):
+        self.seen = []
+        for kind in ("propagate", "message_and_aggregate", "message"):
+            getattr(layer, f"register_{kind}_forward_pre_hook")(self._note(kind))
+            getattr(layer, f"register_{kind}_forward_hook")(self._note(f"{kind} after"))
+
+    def _note(self, kind):
+        def hook(_, inputs, *rest):
+            first = inputs[0]
+            self.seen.append((kind, first.layout if isinstance(first, torch.Tensor) else sorted(first)))
+
+        return hook
+
+
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("make", [nn.SAGEConv, nn.GCNConv, nn.GraphConv, nn.GATConv, nn.LEConv])
+def test_hooks(make, few, request):
+    if few:
+        request.getfixturevalue("small")
+    adj = matrix("random")
+    layer = make(F, 5).double()
+    watched = Watched(layer)
+    same(lambda: [layer(features(adj), adj)])
+    count = len(watched.seen) // 2
+    assert count and watched.seen[:count] == watched.seen[count:]
+
+
+class Updated(nn.SAGEConv):
+    def update(self, out: torch.Tensor, x: OptPairTensor) -> torch.Tensor:
+        return out + x[1].sum()
+
+
+class Checked(nn.SAGEConv):
+    def _check_input(self, edge_index, size):
+        self.checked = True
+        return super()._check_input(edge_index, size)
+
+
+class Multiplied(nn.SAGEConv):
+    def message_and_aggregate(self, adj_t, x):
+        return super().message_and_aggregate(adj_t, x) * 2
+
+
+@pytest.mark.parametrize("make", [Updated, Checked, Multiplied])
+def test_functions_of_subclasses(make, device):
+    adj = matrix("random", device)
+    layer = make(F, F).double()
+    compare(layer, features(adj), adj, tolerance=1e-9)
+    assert make is not Checked or layer.checked
+
+
+def test_functions_of_instances():
+    adj, layer = matrix("random"), nn.SAGEConv(F, 5).double()
+    x = features(adj)
+    before = layer(x, adj)
+    layer.message_and_aggregate = lambda adj_t, x: torch.zeros_like(x[0])
+    same(lambda: [layer(x, adj)])
+    assert not torch.equal(layer(x, adj), before)
+    del layer.message_and_aggregate
+    layer.update = lambda out: out * 2
+    same(lambda: [layer(x, adj)])
+
+
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("make", [*WHOLE.values(), lambda: nn.SAGEConv(F, 5), lambda: nn.GCNConv(F, 5), lambda: nn.LEConv(F, 5)])
+def test_what_does_not_fit_raises_as_in_pyg(make, few, request):
+    if few:
+        request.getfixturevalue("small")
+    adj, layer = matrix("random"), make().double()
+    with pytest.raises((RuntimeError, ValueError, AssertionError, IndexError)) as expected:
+        without(lambda: layer(features(adj)[:-1], adj))
+    for _ in range(2):
+        with pytest.raises(expected.type):
+            layer(features(adj)[:-1], adj)
+    layer.flow = "target_to_source"
+    with pytest.raises(ValueError, match='"target_to_source" is invalid'):
+        layer(features(adj), adj)
+
+
+def test_gradients_of_values(layout):
+    adj, layer = matrix("random", layout=layout), OfWeights()
+    x = features(adj)
+
+    def step():
+        given = adj.clone().requires_grad_()
+        out = layer(x, given)
+        return [out.detach(), torch.autograd.grad(out.sum(), given)[0].to_dense()]
+
+    quietly(lambda: same(step))
+
+
+@pytest.mark.parametrize("make", [lambda: nn.GCNConv(F, 5), *WHOLE.values(), lambda: nn.EdgeConv(torch.nn.Linear(2 * F, 5))])
+def test_checkpoints(make, device):
+    layer = make().double().to(device)
+
+    def step():
+        adj = matrix("random", device)
+        x = features(adj).requires_grad_()
+        out = checkpoint(layer, x, adj, use_reentrant=False)
+        return [out.detach(), torch.autograd.grad(out.pow(2).sum(), x)[0]]
+
+    same(step)
+
+
+def test_inference_mode(layout, device):
+    adj, layer = matrix("random", device, layout), nn.GATConv(F, 5).double().to(device)
+    x = features(adj)
+    with torch.inference_mode():
+        quietly(lambda: [same(lambda: [layer(x, adj)]) for _ in range(3)])
+    quietly(lambda: compare(layer, x, adj, tolerance=1e-9))
+
+
+def test_dropout_of_the_framework(device):
+    adj, layer = matrix("random", device), nn.GATConv(F, 5, dropout=0.5).double().to(device)
+    x = features(adj)
+
+    def step():
+        torch.manual_seed(0)
+        return [layer(x, adj)]
+
+    with gnnfast.override(dropout="framework"):
+        same(step)
+
+
+def test_edges_are_let_go_with_their_matrix(device):
+    layer = nn.EdgeConv(torch.nn.Linear(2 * F, 5)).double().to(device)
+    before = cache.nbytes
+    adj = matrix("random", device)
+    x = features(adj)
+    for _ in range(3):
+        layer(x, adj)
+    assert matrices.edges_of(adj) is matrices.edges_of(adj) and cache.nbytes > before
+    del adj
+    assert cache.nbytes == before
+
+
+def test_a_gpu_meets_a_matrix(device, monkeypatch):
+    """Only what is met again is worth a graph."""
+    if device.type == "cpu":
+        pytest.skip("a CPU makes a graph at once")
+    monkeypatch.setattr(sparse, "NEW_ENTRIES", (1000, 1000))
+    monkeypatch.setattr(matrices, "FEW_ENTRIES", 1000)
+    adj, twice = matrix("random", device), []
+    x = features(adj).requires_grad_()
+    for layer in (nn.SAGEConv(F, 5), nn.EdgeConv(torch.nn.Linear(2 * F, 5))):
+        layer.double().to(device)
+        for given in (adj, adj, adj.clone()):
+            gnnfast.clear_report()
+            same(lambda: torch.autograd.grad(layer(x, given).sum(), x))
+            twice.append(any(kernel == "PyG's own" for _, kernel, _ in gnnfast.report().kernels))
+    assert twice == [True, False, True] * 2
+    gnnfast.clear_report()
+    same(
+        lambda: torch.autograd.grad(checkpoint(nn.SAGEConv(F, 5).double().to(device), x, adj.clone(), use_reentrant=False).sum(), x)
+    )
+
+
+def test_bounds_are_let_go_with_their_matrix(small):
+    adj, layer = matrix("random"), nn.SAGEConv(F, 5).double()
+    layer(features(adj), adj)
+    key = id(adj)
+    assert key in sparse._bounds
+    del adj
+    assert key not in sparse._bounds
