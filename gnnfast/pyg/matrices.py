@@ -1,6 +1,6 @@
 """Adjacency matrices of torch: what layers multiply with them, without what PyG does around that, and the edges that they list, for
-layers that do more than multiply. The edges are kept with a matrix, its values are read anew in each call: who wrote into the tensor
-that it was made of would not be noticed."""
+layers that do more. The edges are kept with a matrix. Its values are read anew in each call: nothing would tell who wrote into the
+tensor that it was made of."""
 
 from __future__ import annotations
 
@@ -68,24 +68,24 @@ def multiply(module: Any, adj: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _ask(cls: type, functions: tuple[Any, ...]) -> _Asked:
-    names, codes = (), tuple(f.__code__ if type(f) is FunctionType and not f.__dict__ else None for f in functions)
-    if None not in codes and known.is_known_method(cls, "update") and known.is_known_method(cls, "_check_input"):
-        code = codes[0]
-        if not code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) and not code.co_kwonlyargcount:
-            names = code.co_varnames[2 : code.co_argcount]
+    plain = all(type(function) is FunctionType and not function.__dict__ for function in functions)
+    codes: list[Any] = [function.__code__ for function in functions] if plain else [None] * 3
+    multiplies, names = codes[0], ()
+    if plain and known.is_known_method(cls, "update") and known.is_known_method(cls, "_check_input"):
+        several = multiplies.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or multiplies.co_kwonlyargcount
+        names = () if several else multiplies.co_varnames[2 : multiplies.co_argcount]
     if len(_asked) >= _MOST:
         _asked.clear()
     found = _asked[functions] = _Asked(operator.itemgetter(*names) if names else None, len(names) == 1, *codes[1:])
     return found
 
 
-FEW_ENTRIES = 1 << 17
+FEW_ENTRIES, FEW_ENTRIES_ON_CPU = 1 << 17, 1 << 13
 
 
-def is_new_on_gpu(adj: Any) -> bool:
-    """Whether a matrix of few entries is met for the first time on a GPU, where PyG makes no more operations of it than a list
-    takes."""
-    if type(adj) is not Tensor or not adj.is_cuda or adj._nnz() > FEW_ENTRIES or not settings().is_free:
+def is_new_and_few(adj: Any) -> bool:
+    """Whether a matrix of few entries is met for the first time, of which PyG makes no more operations than a list takes."""
+    if type(adj) is not Tensor or adj._nnz() > (FEW_ENTRIES_ON_CPU if adj.is_cpu else FEW_ENTRIES) or not settings().is_free:
         return False
     return not (torch.is_grad_enabled() and saved_tensors_are_watched()) and not _met.again(adj, "edges")
 

@@ -390,8 +390,8 @@ def make_normalising(original: FunctionType, asks: bool = True) -> Callable[...,
 
 
 def over_list(forward: Callable[..., Any], original: FunctionType, cls: type, position: int, *arguments: Any) -> Any:
-    """The ``forward`` of a layer that normalises, over the edges and values of the matrix at the ``position`` of its arguments, which
-    PyG's ``gcn_norm`` sorts and makes anew in each call."""
+    """The ``forward`` of a layer that normalises, over the edges and values of the matrix at the ``position`` of its arguments:
+    PyG's ``gcn_norm`` sorts and makes another matrix in each call."""
     module, adj, weight = arguments[0], arguments[position], arguments[position + 1]
     found = None
     if weight is None and module.fuse and not guards.context() and keeps_to_itself(module, cls) in LINEAR:

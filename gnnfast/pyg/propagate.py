@@ -27,7 +27,7 @@ from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.as_written import as_written, rule_of
 from gnnfast.pyg.attention import dot_attention, is_first_and_small, is_small_transformer
 from gnnfast.pyg.layers import left
-from gnnfast.pyg.matrices import as_list, is_matrix, is_new_on_gpu, multiply
+from gnnfast.pyg.matrices import as_list, is_matrix, is_new_and_few, multiply
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, Message, means_relu
 from gnnfast.pyg.products import is_product
 from gnnfast.pyg.small import ALONE, NEW_AND_SMALL, PARTS, SMALL, bounds, is_new, most_ids, of_sums, parts_are_few, remember
@@ -85,7 +85,7 @@ def propagate(
 
 
 def _over_list(original: FunctionType, module: Any, adj: Any, kwargs: dict[str, Any], collect: str) -> Any:
-    if is_new_on_gpu(adj):
+    if is_new_and_few(adj):
         ran(f"pyg {type(module).__name__}", "PyG's own", NEW_AND_SMALL)
         return NotImplemented
     found = as_list(module, adj, kwargs, collect)

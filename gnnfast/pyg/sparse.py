@@ -6,7 +6,7 @@ import math
 import warnings
 import weakref
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,17 +48,10 @@ def make_spmm(original: FunctionType) -> Any:
     return spmm
 
 
-class _Bound(NamedTuple):
-    """Of a matrix: whether it is small in training on a CPU, up to how many features it is in inference, and what it has of
-    ``entries`` for those of :data:`NEW_ENTRIES` on a GPU (``None``: it is on a CPU)."""
-
-    matrix: weakref.ref[Tensor]
-    training: bool
-    widest: float
-    entries: float | None
-
-
-_bounds: dict[int, _Bound] = {}  # by the id of a matrix; they only decide who multiplies
+# By the id of a matrix: itself, whether it is small in training on a CPU, up to how many features it is in inference, and what it
+# has of entries for NEW_ENTRIES, ``None`` on a CPU. It only decides who multiplies.
+_bounds: dict[int, tuple[weakref.ref[Tensor], bool, float, float | None]] = {}
+_MOST = 1024
 ROW_BYTES = 64  # in training on a CPU, however wide rows are
 # Of a matrix that a GPU meets for the first time, in inference and in training: to make a graph of more pays at once.
 NEW_ENTRIES = 1 << 23, 1 << 21
@@ -88,22 +81,20 @@ def _is_small(src: Any, other: Any, reduce: Any) -> bool:
 _met = Sightings()
 
 
-def _bound(src: Any) -> _Bound | None:
+def _bound(src: Any) -> tuple[weakref.ref[Tensor], bool, float, float | None] | None:
     if type(src) is not Tensor or src.layout is torch.strided or not guards.has_kernels(src):
         return None
-    is_csr, on_cpu, current = src.layout is torch.sparse_csr, src.is_cpu, settings()
+    is_csr, on_cpu, current, entries = src.layout is torch.sparse_csr, src.is_cpu, settings(), src._nnz()
     if on_cpu and not is_csr:
         return None
-    key, entries, where = id(src), src._nnz(), "adjacency cpu" if on_cpu else "adjacency cuda"
-    inference, training = (most_left(needs_grad, current, where) for needs_grad in (False, True))
-    bound = _Bound(
-        weakref.ref(src, lambda _: _bounds.pop(key, None)),
-        entries * ROW_BYTES <= training,
-        inference / (entries * src.element_size() or 1) if is_csr else -1.0,
-        None if on_cpu else entries if current.is_free else math.inf,
-    )
+    where = "adjacency cpu" if on_cpu else "adjacency cuda"
+    training = entries * ROW_BYTES <= most_left(True, current, where)
+    widest = most_left(False, current, where) / (entries * src.element_size() or 1) if is_csr else -1.0
+    bound = weakref.ref(src), training, widest, None if on_cpu else entries if current.is_free else math.inf
     if not is_overridden():
-        _bounds[key] = bound
+        if len(_bounds) >= _MOST:
+            _bounds.clear()
+        _bounds[id(src)] = bound
     return bound
 
 
