@@ -24,6 +24,7 @@ from gnnfast.types import FEATURE_DTYPES
 
 _PLACE = "pyg spmm"
 _is_grad_enabled = torch.is_grad_enabled
+_CSR, _deterministic = torch.sparse_csr, torch._C._get_deterministic_algorithms
 _REDUCTIONS = ("sum", "add", "mean", "max", "min")
 
 
@@ -33,9 +34,9 @@ def make_spmm(original: FunctionType) -> Any:
     def spmm(src: Any, other: Any, reduce: Any) -> Any:
         if _is_small(src, other, reduce):  # as PyG has it, whatever records calls
             ran(_PLACE, "PyG's own", SMALL)
-            if not src.is_cpu or reduce not in _REDUCTIONS:
-                return NotImplemented
-            return torch.sparse.mm(src, other) if reduce in ("sum", "add") else torch.sparse.mm(src, other, reduce)
+            if reduce in ("sum", "add") and src.layout is _CSR:
+                return torch.sparse.mm(src, other)
+            return torch.sparse.mm(src, other, reduce) if src.is_cpu and reduce in _REDUCTIONS else NotImplemented
         reason = guards.context() or _unsupported(src, other, reduce)
         if not reason:
             reduce = "sum" if reduce == "add" else reduce
@@ -69,7 +70,7 @@ def _is_small(src: Any, other: Any, reduce: Any) -> bool:
     needs_grad = _is_grad_enabled() and other.requires_grad
     if entries is None:
         return training if needs_grad else other.shape[-1] <= widest
-    if torch.are_deterministic_algorithms_enabled():
+    if _deterministic():
         return False
     if not needs_grad and reduce in ("sum", "add") and other.shape[-1] <= widest:
         return True
@@ -84,7 +85,7 @@ _met = Sightings()
 def _bound(src: Any) -> tuple[weakref.ref[Tensor], bool, float, float | None] | None:
     if type(src) is not Tensor or src.layout is torch.strided or not guards.has_kernels(src):
         return None
-    is_csr, on_cpu, current, entries = src.layout is torch.sparse_csr, src.is_cpu, settings(), src._nnz()
+    is_csr, on_cpu, current, entries = src.layout is _CSR, src.is_cpu, settings(), src._nnz()
     if on_cpu and not is_csr:
         return None
     where = "adjacency cpu" if on_cpu else "adjacency cuda"
