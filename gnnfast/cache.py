@@ -2,6 +2,9 @@
 
 - Graphs of ``edge_index`` and of sparse matrices (:data:`cache`): by each index tensor as it was (:class:`Seen`), the sizes and the
   direction. Let go with the tensor, or by the budget.
+- The edges that an adjacency matrix lists, which of them are loops and whether each is there once (:data:`cache`,
+  :mod:`gnnfast.pyg.matrices`): by the matrix and its index tensors as they were; nothing of its values. Let go with it. Up to how
+  many features it is left to torch (:data:`gnnfast.pyg.sparse._bounds`): by the matrix; only decides who multiplies.
 - Normalised weights, GCN's and ChebConv's (:data:`cache`, :mod:`gnnfast.pyg.norm`): by ``edge_index`` and constant weights as they
   were, the arguments and what else they depend on (default dtype, deterministic algorithms). Let go likewise. For layers that only
   sum over GCN's and let nobody see them, with the graph of their edges, under a key of their own: on a GPU their loops are listed

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnfast import guards
-from gnnfast.cache import Sightings, cache, usable_later
+from gnnfast.cache import Sightings, cache, keep_if_captured, usable_later
 from gnnfast.config import settings
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.pyg import known
@@ -125,8 +125,10 @@ def edges_of(adj: Any) -> Tensor | None:
         return None
     if cols.dtype is not torch.int64 or cols.dim() != 1:
         return None
+    found: Tensor | None = cache.find((adj,), "edges", (rows, cols))
     if guards.capturing(adj.device):
-        return cache.find((adj,), "edges", (rows, cols))  # type: ignore[no-any-return]
+        keep_if_captured(found)
+        return found
 
     def build() -> Tensor:
         with usable_later():
@@ -136,7 +138,6 @@ def edges_of(adj: Any) -> Tensor | None:
                 of_edges = numbers.repeat_interleave(rows.diff(), output_size=cols.numel())
             return torch.stack((cols, of_edges))
 
-    found: Tensor | None = cache.find((adj,), "edges", (rows, cols))
     if found is None and not _met.again(adj):
         return build()  # layers that add loops make a matrix in each call
     return cache.get((adj,), "edges", build, (rows, cols)) if found is None else found
@@ -148,7 +149,7 @@ _met = Sightings()
 def edges_for(module: Any, adj: Any, pair: Any) -> Tensor | None:
     """The same for a layer as a whole, with features ``pair`` of sources and destinations; ``None`` if PyG would see more than the
     edges: features of theirs, elements that are the same, of which loops make one, or a dropout that it draws in their order."""
-    if not all(type(x) is Tensor and x.dim() for x in pair) or guards.context():
+    if len(pair) != 2 or not all(type(x) is Tensor and x.dim() for x in pair) or guards.context():
         return None
     if [*adj.shape] != [pair[1].shape[0], pair[0].shape[0]] or adj.requires_grad:
         return None
@@ -189,7 +190,9 @@ class _Order(NamedTuple):
 
 def _order_of(edge_index: Tensor) -> _Order:
     if guards.capturing(edge_index.device):
-        return cache.find((edge_index,), "order") or _Order(False, None)
+        found: _Order = cache.find((edge_index,), "order") or _Order(False, None)
+        keep_if_captured(found.loops)
+        return found
 
     def build() -> _Order:
         with usable_later():

@@ -123,7 +123,9 @@ def normalised(
 
         try:
             with usable_later():
-                found = cache.get(keys, key, build) if edge_weight is None or _is_met(edge_weight) else build()
+                # On a GPU a capture may follow, which finds only what is kept.
+                kept = is_cuda or edge_weight is None or _is_met(edge_weight)
+                found = cache.get(keys, key, build) if kept else build()
         except RuntimeError:  # an id is out of range: PyG raises its own
             return None
     elif is_cuda:

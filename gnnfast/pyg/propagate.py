@@ -44,8 +44,9 @@ def propagate(
 ) -> Any:
     """Stands in for the ``original`` ``propagate`` that PyG generates for a class. Returns ``NotImplemented`` to let it run."""
     if (type(edge_index) is not Tensor or edge_index.layout is not _STRIDED) and is_matrix(edge_index):
-        # PyG's product, which gnnfast.pyg.sparse serves, or over the edges that the matrix lists.
-        return multiply(module, edge_index, kwargs) if module.fuse else _over_list(original, module, edge_index, kwargs, collect)
+        if module.fuse:  # PyG's product, which gnnfast.pyg.sparse serves
+            return multiply(module, edge_index, kwargs) if collect == COLLECT else NotImplemented
+        return _over_list(original, module, edge_index, kwargs, collect)
     bound = bounds.get(id(module))
     if bound is not None and (
         left.edge_index is edge_index or (not _is_own(edge_index) and bound.holds(kwargs.get(bound.feature), edge_index))
@@ -85,6 +86,7 @@ def propagate(
 
 
 def _over_list(original: FunctionType, module: Any, adj: Any, kwargs: dict[str, Any], collect: str) -> Any:
+    """Over the edges that a matrix lists."""
     if is_new_and_few(adj):
         ran(f"pyg {type(module).__name__}", "PyG's own", NEW_AND_SMALL)
         return NotImplemented

@@ -309,6 +309,30 @@ def test_what_does_not_fit_raises_as_in_pyg(make, few, request):
         layer(features(adj), adj)
 
 
+def test_explained_layers_are_not_fused():
+    adj, layer = matrix("random"), nn.SAGEConv(F, 5).double()
+    x = features(adj)
+    layer.explain = True
+    layer._explain, layer._edge_mask, layer._loop_mask = True, torch.rand(adj._nnz()), torch.ones(adj._nnz(), dtype=torch.bool)
+    layer._apply_sigmoid = True
+    _compare(layer, x, adj)
+
+
+@pytest.mark.parametrize("x", [lambda x: (x,), lambda x: [x, x], lambda x: (x, None), lambda x: (x, x)])
+@pytest.mark.parametrize("name", [*WHOLE, "PNAConv"])
+def test_features_as_pairs(name, x, layout):
+    adj = matrix("random", layout=layout)
+    layer = (WHOLE | {"PNAConv": lambda: convs.ALL["PNAConv"](F, F)})[name]().double()
+    given = x(features(adj))
+    try:
+        expected = without(lambda: layer(given, adj))
+    except Exception as error:
+        with pytest.raises(type(error)):
+            layer(given, adj)
+    else:
+        torch.testing.assert_close(layer(given, adj), expected)
+
+
 def test_gradients_of_values(layout):
     adj, layer = matrix("random", layout=layout), OfWeights()
     x = features(adj)
