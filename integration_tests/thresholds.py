@@ -21,6 +21,7 @@ def nothing_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gnnfast.pyg.sparse.NEW_ENTRIES", (-1, -1))
     monkeypatch.setattr("gnnfast.pyg.matrices.FEW_ENTRIES", -1)
     monkeypatch.setattr("gnnfast.pyg.matrices.FEW_ENTRIES_ON_CPU", -1)
+    monkeypatch.setattr("gnnfast.pyg.norm.LISTED_AGAIN", -1)
     monkeypatch.setattr("gnnfast.dgl.backend.FEW_EDGES", -1)
     monkeypatch.setattr("gnnfast.dgl.backend.NARROW", 0)
 

@@ -44,6 +44,7 @@ class _State(threading.local):
 
     edge_index: Any = None
     passing: Any = None
+    values: Any = None
     sums = False
 
 
@@ -68,16 +69,6 @@ def passing(edge_index: Any, function: Callable[..., Any], *arguments: Any) -> A
         return function(*arguments)
     finally:
         _state.passing = running.passing = None
-
-
-class _Normed(Listed):
-    """A normalised graph in which nodes have loops, with the ``weight`` of its edges."""
-
-    def __init__(self, edge_index: Tensor, weight: Tensor, num_nodes: int, to_target: bool) -> None:
-        super().__init__(edge_index, num_nodes, num_nodes, to_target)
-        self.weight = weight
-        self.edges.checked = True  # by the operation
-        self.edges.grew(weight.nbytes)
 
 
 def normalised(
@@ -105,33 +96,36 @@ def normalised(
         dtype = torch.get_default_dtype()
     if dtype not in FEATURE_DTYPES or flow not in _FLOWS or known.replaced_in_norm():
         return None
-    key = "gcn_norm for sums", num_nodes, improved, add_self_loops, flow, dtype
-    found = cache.find(keys, key)
-    if found is None:
+    key, to_target = ("gcn_norm for sums", num_nodes, improved, add_self_loops, flow, dtype), flow == "source_to_target"
+    make = _ops.gcn_norm_coo.default if is_cuda or dtype not in REORDERED else _ops.gcn_norm_listed.default
+    # How an operation lists edges depends on no weights: those that are new are weighed over the graph that is kept with the edges.
+    weight, key_of_graph = cache.find(keys, key), ("gcn_norm graph", num_nodes, flow, make)
+    graph = cache.find((edge_index,), key_of_graph) if add_self_loops else None
+    if weight is None or (graph is None and add_self_loops):
         if is_cuda:
             if guards.capturing(edge_index.device):
                 return None
             ids.watch(edge_index)
         # PyG weighs loops by `improved` only where edges have weights.
         fill = (2.0 if improved and edge_weight is not None else 1.0) if add_self_loops else None
-        to_target = flow == "source_to_target"
-        make = _ops.gcn_norm_coo.default if is_cuda or dtype not in REORDERED else _ops.gcn_norm_listed.default
-
-        def build() -> Any:
-            made, weight = make(edge_index, edge_weight, num_nodes, fill, to_target, dtype)
-            return _Normed(made, weight, num_nodes, to_target) if add_self_loops else weight
-
         try:
             with usable_later():
-                # On a GPU a capture may follow, which finds only what is kept.
-                kept = is_cuda or edge_weight is None or _is_met(edge_weight)
-                found = cache.get(keys, key, build) if kept else build()
+                made, weight = make(edge_index, edge_weight, num_nodes, fill, to_target, dtype)
         except RuntimeError:  # an id is out of range: PyG raises its own
             return None
+        # On a GPU a capture may follow, which finds only what is kept.
+        if add_self_loops and graph is None:
+            graph = Listed(made, num_nodes, num_nodes, to_target)
+            graph.edges.checked = True  # by the operation
+            if is_cuda or edge_weight is None or (shape[1] > LISTED_AGAIN and _is_met(edge_index)):
+                cache.add((edge_index,), key_of_graph, graph)
+        if edge_weight is None or (edge_weight is not _state.values and (is_cuda or _is_met(edge_weight))):
+            cache.add(keys, key, weight)
     elif is_cuda:
-        keep_if_captured(found)
+        keep_if_captured(weight)
+        keep_if_captured(graph)
     ran(_PLACE, "in one operation", "for sums that nobody else sees")
-    return (found.edge_index, found.weight, found) if add_self_loops else (edge_index, found, None)
+    return (edge_index if graph is None else graph.edge_index), weight, graph
 
 
 def _listed(*arguments: Any) -> Any:
@@ -355,12 +349,13 @@ def _is_left(edge_index: Any, edge_weight: Any, *key: str) -> bool:
     return not _sightings.again(edge_index if of_edges else edge_weight, *key)
 
 
-def _is_met(edge_weight: Tensor) -> bool:
-    """Whether to keep what is made of constant weights."""
-    return _are_watched() or _sightings.again(edge_weight)
+def _is_met(t: Tensor) -> bool:
+    """Whether to keep what is made of constant weights, or of edges."""
+    return _are_watched() or _sightings.again(t)
 
 
 ROW_BYTES = 16  # of an edge: PyG's own takes 60 us and a few ns an edge, to keep and copy what it gives 45
+LISTED_AGAIN = 1 << 14  # edges up to which a CPU lists them again for each new weights sooner than it reorders these
 _sightings = Sightings()
 
 
@@ -401,8 +396,12 @@ def over_list(forward: Callable[..., Any], original: FunctionType, cls: type, po
     if found is None:
         return NotImplemented
     arguments = (*arguments[:position], *found, *arguments[position + 2 :])
-    out = forward(*arguments)
-    return original(*arguments) if out is NotImplemented else out
+    _state.values = found[1]
+    try:
+        out = forward(*arguments)
+        return original(*arguments) if out is NotImplemented else out
+    finally:
+        _state.values = None
 
 
 def keeps_to_itself(module: Any, cls: type) -> str:

@@ -49,8 +49,8 @@ def make_spmm(original: FunctionType) -> Any:
     return spmm
 
 
-# By the id of a matrix: itself, whether it is small in training on a CPU, up to how many features it is in inference, and what it
-# has of entries for NEW_ENTRIES, ``None`` on a CPU. It only decides who multiplies.
+# By the id of a matrix: itself, whether it is small in training on a CPU, up to how many numbers it multiplies in inference, and what
+# it has of entries for NEW_ENTRIES, ``None`` on a CPU. It only decides who multiplies.
 _bounds: dict[int, tuple[weakref.ref[Tensor], bool, float, float | None]] = {}
 _MOST = 1024
 ROW_BYTES = 64  # in training on a CPU, however wide rows are
@@ -66,13 +66,13 @@ def _is_small(src: Any, other: Any, reduce: Any) -> bool:
         bound = _bound(src)
         if bound is None:
             return False
-    _, training, widest, entries = bound
+    _, training, most, entries = bound
     needs_grad = _is_grad_enabled() and other.requires_grad
     if entries is None:
-        return training if needs_grad else other.shape[-1] <= widest
+        return training if needs_grad else other.numel() <= most
     if _deterministic():
         return False
-    if not needs_grad and reduce in ("sum", "add") and other.shape[-1] <= widest:
+    if not needs_grad and reduce in ("sum", "add") and other.numel() <= most:
         return True
     if entries > NEW_ENTRIES[needs_grad] or (_is_grad_enabled() and saved_tensors_are_watched()):
         return False
@@ -90,8 +90,8 @@ def _bound(src: Any) -> tuple[weakref.ref[Tensor], bool, float, float | None] | 
         return None
     where = "adjacency cpu" if on_cpu else "adjacency cuda"
     training = entries * ROW_BYTES <= most_left(True, current, where)
-    widest = most_left(False, current, where) / (entries * src.element_size() or 1) if is_csr else -1.0
-    bound = weakref.ref(src), training, widest, None if on_cpu else entries if current.is_free else math.inf
+    most = most_left(False, current, where) / (entries * src.element_size() or 1) * src.size(-1) if is_csr else -1.0
+    bound = weakref.ref(src), training, most, None if on_cpu else entries if current.is_free else math.inf
     if not is_overridden():
         if len(_bounds) >= _MOST:
             _bounds.clear()

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn
 from torch_geometric.nn import MessagePassing
 from torch_geometric.typing import OptPairTensor
+from torch_geometric.utils import spmm
 
 import gnnfast
 from gnnfast.cache import cache
@@ -307,6 +308,24 @@ def test_what_does_not_fit_raises_as_in_pyg(make, few, request):
     layer.flow = "target_to_source"
     with pytest.raises(ValueError, match='"target_to_source" is invalid'):
         layer(features(adj), adj)
+
+
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("shape", [(), (3,), (7, 4), (0,), (2, 2, 2)])
+def test_what_no_product_takes_raises_as_in_pyg(shape, few, layout, request):
+    if few:
+        request.getfixturevalue("small")
+    adj = matrix("random", layout=layout)
+    for reduce in ("sum", "mean", "max"):
+        other = torch.ones(shape, dtype=torch.float64)
+
+        def multiplied():
+            return spmm(adj, other, reduce)  # noqa: B023
+
+        with pytest.raises(Exception) as expected:  # noqa: PT011
+            without(multiplied)
+        with pytest.raises(expected.type):
+            multiplied()
 
 
 def test_explained_layers_are_not_fused():

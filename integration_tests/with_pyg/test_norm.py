@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gnnfast
 from gnnfast.cache import cache
+from gnnfast.graph import Graph
 
 pyg = pytest.importorskip("torch_geometric", reason="PyG is not installed")
 from torch_geometric import nn  # noqa: E402
@@ -241,6 +242,37 @@ def test_weights_that_are_new_in_each_call(graph, loops, device):
     first = [] if undetermined else ["in one operation"]
     assert ran == [first, *[["remembered structure"]] * 2, *[["remembered"]] * 2]
     assert held[1] == held[2] <= held[3] == held[4]
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("make", [nn.GCNConv, lambda *widths: nn.SGConv(*widths, K=2), nn.LGConv])
+def test_layers_over_weights_that_are_new_in_each_call(make, graph, device):
+    """The graph is kept with the edges, as every operation lists them."""
+    edge_index, nodes = graph_of(graph, device)
+    layer = make(F, 5).to(device) if make is not nn.LGConv else make()
+
+    def check(dtype=torch.float64):
+        layer.to(dtype)
+        weight, x = torch.rand(edge_index.shape[1], dtype=dtype, device=device), torch.randn(nodes, F, dtype=dtype, device=device)
+        if graph == "duplicate loops":
+            weight.fill_(float(weight[0]))  # which of a node's counts is not determined on a GPU
+        x.requires_grad_()
+
+        def both_ways():
+            out = layer(x, edge_index, weight)
+            return out, *torch.autograd.grad(out.square().sum(), x)
+
+        for f, e in zip(*both(both_ways)):
+            assert relative_error(f, e) < (1e-12 if dtype == torch.float64 else 2e-2)
+
+    for _ in range(3):
+        check()
+    graphs = sum(isinstance(value, Graph) for value in cache.values)
+    for dtype in (torch.float64, torch.float16, torch.float64):  # what the halves are normalised by lists loops otherwise
+        check(dtype)
+    assert sum(isinstance(value, Graph) for value in cache.values) <= graphs + (device.type == "cpu")
+    edge_index.copy_(edge_index.flip(0))
+    check()
 
 
 @pytest.mark.parametrize("needs_grad", [False, True])
