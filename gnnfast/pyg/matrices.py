@@ -1,6 +1,6 @@
-"""Adjacency matrices of torch: what layers multiply with them, without what PyG does around that, and the edges that they list, for
-layers that do more. The edges are kept with a matrix. Its values are read anew in each call: nothing would tell who wrote into the
-tensor that it was made of."""
+"""Adjacency matrices, torch's and ``torch_sparse.SparseTensor``: what layers multiply with them, without what PyG does around that,
+and the edges that they list, for layers that do more. The edges are kept with a matrix. Its values are read anew in each call:
+nothing would tell who wrote into the tensor that it was made of."""
 
 from __future__ import annotations
 
@@ -85,9 +85,13 @@ FEW_ENTRIES, FEW_ENTRIES_ON_CPU = 1 << 17, 1 << 13
 
 def is_new_and_few(adj: Any) -> bool:
     """Whether a matrix of few entries is met for the first time, of which PyG makes no more operations than a list takes."""
-    if type(adj) is not Tensor or adj._nnz() > (FEW_ENTRIES_ON_CPU if adj.is_cpu else FEW_ENTRIES) or not settings().is_free:
+    if not settings().is_free or (torch.is_grad_enabled() and saved_tensors_are_watched()):
         return False
-    return not (torch.is_grad_enabled() and saved_tensors_are_watched()) and not _met.again(adj, "edges")
+    of_torch = type(adj) is Tensor
+    entries, on_cpu = (adj._nnz(), adj.is_cpu) if of_torch else (adj.nnz(), not adj.is_cuda())
+    if entries > (FEW_ENTRIES_ON_CPU if on_cpu else FEW_ENTRIES):
+        return False
+    return not _met.again(adj if of_torch else adj.storage.col(), "edges")
 
 
 def as_list(module: Any, adj: Any, kwargs: dict[str, Any], collect: str) -> tuple[Tensor, dict[str, Any]] | None:
@@ -100,47 +104,63 @@ def as_list(module: Any, adj: Any, kwargs: dict[str, Any], collect: str) -> tupl
     except Unsupported:
         return None
     asked = (*steps.message, *steps.aggregate, *steps.update)
-    edge_index = None if steps.collected is None or "edge_index" in asked else edges_of(adj)
+    if steps.collected is None or "edge_index" in asked:
+        return None
+    own = (*steps.message, *steps.update, *(() if steps.known_aggregate else steps.aggregate))
+    if "ptr" in own and type(adj) is not Tensor:  # of which PyG gives it
+        return None
+    edge_index = edges_of(adj)
     if edge_index is None:
         return None
     name = next((name for name in ("edge_weight", "edge_attr", "edge_type") if name in asked), None)
     if name is not None and kwargs.get(name, adj) is None:
-        values = adj.values()
-        if name != "edge_attr" or values.dim() > 1:
+        values = _values_of(adj)
+        if values is not None and (name != "edge_attr" or values.dim() > 1):
             kwargs = kwargs | {name: values}
     return edge_index, kwargs
+
+
+def _values_of(adj: Any) -> Tensor | None:
+    return adj.values() if type(adj) is Tensor else adj.storage.value()  # type: ignore[no-any-return]
 
 
 def edges_of(adj: Any) -> Tensor | None:
     """The ``edge_index [2, E]`` of a matrix, in the order of its elements and kept with it; ``None`` of one that PyG does not
     list, or not by int64."""
-    if type(adj) is not Tensor or not guards.has_kernels(adj) or adj.is_inference():
-        return None
     rows: Tensor
-    if adj.layout is torch.sparse_csr:
-        rows, cols = adj.crow_indices(), adj.col_indices()
+    holder: tuple[Tensor, ...] = (adj,)
+    parts: tuple[Tensor, ...] = ()
+    compressed = False
+    if type(adj) is not Tensor:
+        if type(adj).__name__ != "SparseTensor":
+            return None
+        rows, cols, _ = adj.coo()
+        holder = rows, cols  # which copies of it with other values share
+    elif adj.layout is torch.sparse_csr:
+        rows, cols, compressed = adj.crow_indices(), adj.col_indices(), True
+        parts = (rows, cols)
     elif adj.layout is torch.sparse_coo and adj.is_coalesced():
-        rows, cols = adj.indices().unbind()
+        rows, cols = parts = adj.indices().unbind()
     else:
         return None
-    if cols.dtype is not torch.int64 or cols.dim() != 1:
+    if not guards.has_kernels(cols) or holder[0].is_inference() or cols.dtype is not torch.int64 or cols.dim() != 1:
         return None
-    found: Tensor | None = cache.find((adj,), "edges", (rows, cols))
-    if guards.capturing(adj.device):
+    found: Tensor | None = cache.find(holder, "edges", parts)
+    if guards.capturing(cols.device):
         keep_if_captured(found)
         return found
 
     def build() -> Tensor:
         with usable_later():
             of_edges = rows
-            if adj.layout is torch.sparse_csr:
+            if compressed:
                 numbers = torch.arange(rows.numel() - 1, device=rows.device)
                 of_edges = numbers.repeat_interleave(rows.diff(), output_size=cols.numel())
             return torch.stack((cols, of_edges))
 
-    if found is None and not _met.again(adj):
+    if found is None and not _met.again(holder[-1]):
         return build()  # layers that add loops make a matrix in each call
-    return cache.get((adj,), "edges", build, (rows, cols)) if found is None else found
+    return cache.get(holder, "edges", build, parts) if found is None else found
 
 
 _met = Sightings()
@@ -151,33 +171,58 @@ def edges_for(module: Any, adj: Any, pair: Any) -> Tensor | None:
     edges: features of theirs, elements that are the same, of which loops make one, or a dropout that it draws in their order."""
     if len(pair) != 2 or not all(type(x) is Tensor and x.dim() for x in pair) or guards.context():
         return None
-    if [*adj.shape] != [pair[1].shape[0], pair[0].shape[0]] or adj.requires_grad:
+    if _shape_of(adj) != [pair[1].shape[0], pair[0].shape[0]] or _requires_grad(adj):
         return None
     if module.training and module.__dict__.get("dropout") and settings().dropout == "framework":
         return None
+    of_torch = type(adj) is Tensor
+    if not of_torch and adj.has_value() and module.__dict__.get("edge_dim") is not None:
+        return None
     edge_index = edges_of(adj)
-    if edge_index is None or not module.__dict__.get("add_self_loops") or _order_of(edge_index).once:
+    if edge_index is None or not module.__dict__.get("add_self_loops") or not of_torch or _order_of(edge_index).once:
         return edge_index
     return None
 
 
-def weighed(module: Any, adj: Any, x: Any) -> tuple[Tensor, Tensor] | None:
-    """Edges and weights for a layer that normalises a matrix and multiplies with it. To a loop that is there PyG adds the one that
-    it gives to each node, where of a list it keeps the former."""
+def _shape_of(adj: Any) -> list[int]:
+    """Of two dimensions, if values are numbers; else of more."""
+    if type(adj) is Tensor:
+        return [*adj.shape]
+    value = adj.storage.value()
+    return [*adj.sparse_sizes(), *(() if value is None else value.shape[1:])]
+
+
+def _requires_grad(adj: Any) -> bool:
+    return bool(adj.requires_grad if type(adj) is Tensor else adj.requires_grad())
+
+
+def weighed(module: Any, adj: Any, x: Any) -> tuple[Tensor, Tensor | None] | None:
+    """Edges and weights for a layer that normalises a matrix and multiplies with it. To a loop of torch's that is there PyG adds the
+    one that it gives to each node, and puts it in place of a ``SparseTensor``'s, where of a list it keeps the former."""
     own = module.__dict__
     if type(x) is not Tensor or x.dim() != 2 or own["flow"] != "source_to_target":
         return None
-    if type(adj) is not Tensor or adj.requires_grad or adj.dtype is not x.dtype or [*adj.shape] != [x.shape[0]] * 2:
+    if _shape_of(adj) != [x.shape[0]] * 2 or _requires_grad(adj):
+        return None
+    of_torch = type(adj) is Tensor
+    if of_torch and "num_stacks" in own:  # ARMAConv, of whose [K, N, F] torch makes no product
         return None
     edge_index = edges_of(adj)
-    if edge_index is None or not own.get("add_self_loops"):
-        return None if edge_index is None else (edge_index, adj.values())
-    order = _order_of(edge_index)
-    if not order.once:
+    if edge_index is None:
         return None
-    weight = adj.values()
-    if order.loops is not None:
-        weight = torch.where(order.loops, weight + (2.0 if own.get("improved") else 1.0), weight)
+    weight, loops, fill = _values_of(adj), own.get("add_self_loops"), 2.0 if own.get("improved") else 1.0
+    if weight is None:
+        if not loops or fill == 1:
+            return edge_index, None
+        weight = x.new_ones(edge_index.shape[1])
+    elif weight.dtype is not x.dtype:
+        return None
+    if loops:
+        order = _order_of(edge_index)
+        if of_torch and not order.once:
+            return None
+        if order.loops is not None:
+            weight = torch.where(order.loops, weight + fill if of_torch else fill, weight)
     return edge_index, weight
 
 

@@ -49,8 +49,8 @@ def make_spmm(original: FunctionType) -> Any:
     return spmm
 
 
-# By the id of a matrix: itself, whether it is small in training on a CPU, up to how many numbers it multiplies in inference, and what
-# it has of entries for NEW_ENTRIES, ``None`` on a CPU. It only decides who multiplies.
+# By the id of a matrix: itself, whether it is small in training on a CPU, up to how many numbers it may multiply in inference, and
+# what it has of entries for NEW_ENTRIES, ``None`` on a CPU. It only decides who multiplies.
 _bounds: dict[int, tuple[weakref.ref[Tensor], bool, float, float | None]] = {}
 _MOST = 1024
 ROW_BYTES = 64  # in training on a CPU, however wide rows are

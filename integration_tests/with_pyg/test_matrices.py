@@ -68,16 +68,16 @@ def test_layers(name, graph, few, layout, device, request):
         adj = matrix(graph, device, layout)
         torch.manual_seed(0)
         layer = convs.ALL[name](F, F)
-        quietly(lambda: _compare(layer, features(adj), adj))
+        quietly(lambda: check(layer, features(adj), adj))
     finally:
         torch.set_default_dtype(torch.float32)
 
 
-def _compare(layer, x, adj):
+def check(layer, x, adj):
     """Or both refuse."""
     try:
         without(lambda: run(copy.deepcopy(layer).to(x.device), x, adj, repeats=1))
-    except (RuntimeError, ValueError, AssertionError, NotImplementedError, IndexError) as error:
+    except (RuntimeError, ValueError, AssertionError, NotImplementedError, IndexError, AttributeError, TypeError) as error:
         with pytest.raises(type(error)):
             run(layer.to(x.device), x, adj, repeats=1)
         return
@@ -218,7 +218,7 @@ def test_users_layers(name, values, few, layout, device, request):
     if values and layout is torch.sparse_csr and name != "features":
         pytest.skip("PyG takes the values of a matrix for features of edges alone")
     adj = matrix("random", device, layout, values=values)
-    quietly(lambda: _compare(USERS[name](), features(adj), adj))
+    quietly(lambda: check(USERS[name](), features(adj), adj))
 
 
 def test_given_weights_come_first(device):
@@ -294,6 +294,12 @@ def test_functions_of_instances():
     same(lambda: [layer(x, adj)])
 
 
+@pytest.mark.parametrize("name", sorted(convs.NO_MATRIX))
+def test_what_multiplies_with_no_matrix_raises_as_in_pyg(name, layout):
+    torch.manual_seed(0)
+    quietly(lambda: check(convs.ALL[name](F, F).double(), features(matrix("random")), matrix("random", layout=layout)))
+
+
 @pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("make", [*WHOLE.values(), lambda: nn.SAGEConv(F, 5), lambda: nn.GCNConv(F, 5), lambda: nn.LEConv(F, 5)])
 def test_what_does_not_fit_raises_as_in_pyg(make, few, request):
@@ -322,7 +328,7 @@ def test_what_no_product_takes_raises_as_in_pyg(shape, few, layout, request):
         def multiplied():
             return spmm(adj, other, reduce)  # noqa: B023
 
-        with pytest.raises(Exception) as expected:  # noqa: PT011
+        with pytest.raises(Exception) as expected:
             without(multiplied)
         with pytest.raises(expected.type):
             multiplied()
@@ -334,7 +340,7 @@ def test_explained_layers_are_not_fused():
     layer.explain = True
     layer._explain, layer._edge_mask, layer._loop_mask = True, torch.rand(adj._nnz()), torch.ones(adj._nnz(), dtype=torch.bool)
     layer._apply_sigmoid = True
-    _compare(layer, x, adj)
+    check(layer, x, adj)
 
 
 @pytest.mark.parametrize("x", [lambda x: (x,), lambda x: [x, x], lambda x: (x, None), lambda x: (x, x)])
