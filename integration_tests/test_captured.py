@@ -10,6 +10,8 @@ import torch
 import gnnfast
 
 nn = pytest.importorskip("torch_geometric.nn", reason="PyG is not installed")
+from torch_geometric.utils import to_torch_csr_tensor  # noqa: E402
+
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 N, E, F = 300, 1500, 16
 
@@ -123,6 +125,26 @@ def test_arguments_take_other_values():
         both(x, edge_index)
     for _ in range(5):
         torch.testing.assert_close(both(wide, other), model(wide, other).detach())
+
+
+@needs_cuda
+@pytest.mark.parametrize("of_matrix", [False, True])
+@pytest.mark.parametrize("make", [lambda: nn.GCNConv(F, 4), lambda: nn.SGConv(F, 4, K=2), lambda: nn.LGConv()])
+def test_weights_that_are_new_in_each_step(make, of_matrix, monkeypatch):
+    """Those that the step makes, or the values of a matrix: normalised over the graph that is kept."""
+    monkeypatch.setattr("gnnfast.pyg.matrices.FEW_ENTRIES", -1)
+    torch.manual_seed(0)
+    x, layer = torch.randn(N, F, device="cuda"), make().cuda()
+    edge_index = torch.randint(0, N, (2, E), device="cuda").unique(dim=1)
+    adj = to_torch_csr_tensor(edge_index, torch.rand(edge_index.shape[1], device="cuda"), size=(N, N))
+
+    def step(x, score):
+        return layer(x, adj) if of_matrix else layer(x, edge_index, score.sigmoid().detach())
+
+    captured = gnnfast.capture(step)
+    for _ in range(8):
+        score, x = torch.randn(edge_index.shape[1], device="cuda"), torch.randn_like(x)
+        torch.testing.assert_close(captured(x, score), step(x, score).detach())
 
 
 @needs_cuda

@@ -119,6 +119,7 @@ SMALL = {
     "compiled sums cpu": Small(1 << 19, 1 << 19),
     "cpu": Small(1 << 19, 1 << 19),  # sums of messages of any code, and attention with edge features
     "tiny cpu": Small(1 << 16, 1 << 16),  # left to PyG's operations, or to parts of a layer
+    "tiny attention cpu": Small(1 << 15, 1 << 15),  # GATConv
     "new cpu": Small(1 << 16, 3 << 16),
     "tiny sums cpu": Small(1 << 18, 1 << 18),  # left to one operation over the edges as they are listed
     "new sums cpu": Small(1 << 20, 1 << 20),

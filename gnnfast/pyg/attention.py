@@ -29,7 +29,7 @@ from gnnfast.pyg.loops import looped_graph, prepare_loops, with_loops, with_self
 from gnnfast.pyg.matrices import edges_for, is_matrix
 from gnnfast.pyg.messages import DOT_ATTENTION, Message
 from gnnfast.pyg.products import is_product, products
-from gnnfast.pyg.small import is_new_and_few, parts_are_few
+from gnnfast.pyg.small import are_few, parts_are_few
 from gnnfast.pyg.verdict import check_module
 from gnnfast.reporting import ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, REORDERED
@@ -107,13 +107,13 @@ def is_first_and_small(module: Any, edge_index: Any, training: bool | None = Non
 
 def _is_small_gat(module: Any, edge_index: Any, edge_attr: Any) -> bool:
     """The same for GATConv: with edge features, where it gains as much in training as without, and on a CPU at every size, and
-    without on a CPU, where its parts, each in one operation, are faster over tiny graphs that are new. What was met before must not
-    decide in checkpointing."""
+    without on a CPU, where its parts, each in one operation, are faster over tiny graphs that are new, and nearly as fast over
+    others. Whether they are must not decide, as a kernel rounds otherwise: two calls would differ."""
     if edge_attr is not None:
         return _is_small_with_edges(module, edge_index, edge_attr)
     if type(edge_index) is not Tensor or not edge_index.is_cpu or edge_index.dim() != 2:
         return False
-    return is_new_and_few(edge_index, module.heads * module.out_channels * 4, module, "tiny cpu")
+    return are_few(edge_index, module.heads * module.out_channels * 4, "tiny attention cpu")
 
 
 def _is_small_with_edges(module: Any, edge_index: Any, edge_attr: Any) -> bool:

@@ -100,7 +100,8 @@ def make_fa_conv(original: FunctionType) -> Callable[..., Any]:
         place = f"pyg {type(module).__name__}"
         of_matrix = is_matrix(edge_index)
         if of_matrix:
-            found = None if edge_weight is not None or module.cached else weighed(module, edge_index, x)
+            refused = edge_weight is not None or (type(edge_index) is not Tensor and edge_index.has_value())  # PyG says so
+            found = None if refused or module.cached else weighed(module, edge_index, x)
             if found is None:
                 return NotImplemented
             edge_index, edge_weight = found

@@ -197,8 +197,8 @@ def _requires_grad(adj: Any) -> bool:
 
 
 def weighed(module: Any, adj: Any, x: Any) -> tuple[Tensor, Tensor | None] | None:
-    """Edges and weights for a layer that normalises a matrix and multiplies with it. To a loop of torch's that is there PyG adds the
-    one that it gives to each node, and puts it in place of a ``SparseTensor``'s, where of a list it keeps the former."""
+    """Edges and weights for a layer that normalises a matrix and multiplies with it. PyG keeps the loops of a list that are there;
+    to those of torch's matrix it adds the one that it gives to each node, which in a ``SparseTensor`` takes their place."""
     own = module.__dict__
     if type(x) is not Tensor or x.dim() != 2 or own["flow"] != "source_to_target":
         return None

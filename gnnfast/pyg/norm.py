@@ -102,9 +102,10 @@ def normalised(
     weight, key_of_graph = cache.find(keys, key), ("gcn_norm graph", num_nodes, flow, make)
     graph = cache.find((edge_index,), key_of_graph) if add_self_loops else None
     if weight is None or (graph is None and add_self_loops):
-        if is_cuda:
-            if guards.capturing(edge_index.device):
-                return None
+        capturing = guards.capturing(edge_index.device)
+        if capturing and (edge_weight is None or (graph is None and add_self_loops)):
+            return None
+        if is_cuda and not capturing:
             ids.watch(edge_index)
         # PyG weighs loops by `improved` only where edges have weights.
         fill = (2.0 if improved and edge_weight is not None else 1.0) if add_self_loops else None
@@ -119,10 +120,11 @@ def normalised(
             graph.edges.checked = True  # by the operation
             if is_cuda or edge_weight is None or (shape[1] > LISTED_AGAIN and _is_met(edge_index)):
                 cache.add((edge_index,), key_of_graph, graph)
-        if edge_weight is None or (edge_weight is not _state.values and (is_cuda or _is_met(edge_weight))):
+        if edge_weight is None or (not capturing and edge_weight is not _state.values and (is_cuda or _is_met(edge_weight))):
             cache.add(keys, key, weight)
     elif is_cuda:
         keep_if_captured(weight)
+    if is_cuda:
         keep_if_captured(graph)
     ran(_PLACE, "in one operation", "for sums that nobody else sees")
     return (edge_index if graph is None else graph.edge_index), weight, graph

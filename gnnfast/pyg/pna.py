@@ -28,7 +28,7 @@ from gnnfast.pyg.aggregations import kinds_of
 from gnnfast.pyg.known import replaced_in_layer
 from gnnfast.pyg.matrices import edges_for, is_matrix
 from gnnfast.pyg.products import is_product
-from gnnfast.pyg.small import is_new_and_tiny
+from gnnfast.pyg.small import SMALL, is_tiny
 from gnnfast.pyg.verdict import check_steps, is_plain
 from gnnfast.reporting import ran
 from gnnfast.types import INDEX_DTYPES, REORDERED
@@ -70,8 +70,8 @@ def make_pna_conv(original: FunctionType) -> Callable[..., Any]:
             reason = guards.context()
             if reason:
                 raise Unsupported(reason)
-            if edge_attr is not None and is_new_and_tiny(x, edge_index, module, "tiny statistics cpu"):
-                raise Unsupported("too small to gain from a graph that is new")
+            if edge_attr is not None and is_tiny(x, edge_index, "tiny statistics cpu"):
+                raise Unsupported(SMALL)
             parts = check_layer(known, module, edge_attr is not None)
             _check_operands(module, parts, x, edge_index, edge_attr)
             graph = graph_of(edge_index, x.shape[0], x.shape[0], module.flow == "source_to_target")

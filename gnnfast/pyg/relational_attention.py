@@ -28,7 +28,7 @@ from gnnfast.patching import class_of
 from gnnfast.pyg.known import replaced_in_attention
 from gnnfast.pyg.products import is_product
 from gnnfast.pyg.relations import check_layer, check_tensors
-from gnnfast.pyg.small import is_new_and_few
+from gnnfast.pyg.small import are_few
 from gnnfast.reporting import ran
 from gnnfast.types import REORDERED
 from gnnfast.unsupported import Unsupported
@@ -54,7 +54,7 @@ def make_rgat_conv(original: FunctionType) -> Callable[..., Any]:
     def rgat_conv(module: Any, x: Any, edge_index: Any, edge_type: Any, edge_attr: Any, size: Any, asked: Any) -> Any:
         place = f"pyg {type(module).__name__}"
         try:
-            if _is_small(module, x, edge_type) or _is_new(module, edge_index):
+            if _is_small(module, x, edge_type) or _are_few(module, edge_index):
                 raise Unsupported("too small to gain")
             _check(known, module, x, edge_index, edge_type, edge_attr, size)
             attended = _attended(module, x.shape[0], edge_index, edge_type)
@@ -184,12 +184,12 @@ def _is_small(module: Any, x: Any, edge_type: Any) -> bool:
     return cannot_win((8 if training else 3) * nbytes // (module.num_blocks or 1), training, settings(), "messages")
 
 
-def _is_new(module: Any, edge_index: Any) -> bool:
-    """Whether a new graph on a CPU has so few edges that a matrix for each of them is less than what finds its rows."""
+def _are_few(module: Any, edge_index: Any) -> bool:
+    """Whether a graph on a CPU has so few edges that a matrix for each of them is less than what finds the rows of a new one."""
     if type(edge_index) is not Tensor or not edge_index.is_cpu or edge_index.dim() != 2:
         return False
     matrix_bytes = module.in_channels * module.heads * module.out_channels * 4
-    return is_new_and_few(edge_index, matrix_bytes, module, "matrices cpu")
+    return are_few(edge_index, matrix_bytes, "matrices cpu")
 
 
 def _has_all_rows(module: Any, rows: int, num_edges: int) -> bool:

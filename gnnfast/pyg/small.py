@@ -2,7 +2,8 @@
 kernel saves: PyG's own operations run, or one over the edges as they are listed (:mod:`gnnfast.pyg.listed`). Asked only of calls
 whose results have the same bits either way, sums in the order of edges, so that nobody sees in a result which call was the first.
 (Where a layer is one node of autograd, the two parts of the gradient of its features are added in an order that differs between COO
-and CSR, too. And GATConv, RGATConv and PNAConv with edge features over tiny graphs, whose kernels round otherwise.)"""
+and CSR, too.) Where kernels round otherwise (GATConv, RGATConv, PNAConv with edge features) tiny graphs are left that are not new,
+too."""
 
 from __future__ import annotations
 
@@ -92,12 +93,17 @@ def is_new(edge_index: Tensor, owner: object) -> bool:
     return True
 
 
-def is_new_and_tiny(x: Any, edge_index: Any, owner: object, where: str) -> bool:
-    """Whether a layer ``owner`` meets a new graph on a CPU of which its parts, each in one operation, are faster than a kernel for
-    the whole: they need no format and nothing that is kept."""
+def is_tiny(x: Any, edge_index: Any, where: str) -> bool:
+    """Whether a graph on a CPU is one of which the parts of a layer, each in one operation, are as fast as a kernel for the whole,
+    and faster over a new one: they need no format and nothing that is kept."""
     if type(x) is not Tensor or type(edge_index) is not Tensor or not edge_index.is_cpu or x.dim() != 2 or edge_index.dim() != 2:
         return False
-    return is_new_and_few(edge_index, x.shape[1] * x.element_size(), owner, where)
+    return are_few(edge_index, x.shape[1] * x.element_size(), where)
+
+
+def is_new_and_tiny(x: Any, edge_index: Any, owner: object, where: str) -> bool:
+    """Whether a layer ``owner`` meets such a graph for the first time."""
+    return is_tiny(x, edge_index, where) and is_new(edge_index, owner)
 
 
 # Ids on a CPU of which no part of a layer that is left has anything to gain: a softmax over so many edges is as fast in PyG, and

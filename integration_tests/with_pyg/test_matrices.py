@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 
 import pytest
 import torch
-from comparison import compare, run, same, without
+from adjacencies import LAYERS, USERS, WHOLE, F, OfWeights, check
+from comparison import compare, same, without
 from gnnfast.benchmarks import convs
 from graphs import GRAPHS
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn
-from torch_geometric.nn import MessagePassing
 from torch_geometric.typing import OptPairTensor
 from torch_geometric.utils import spmm
 
@@ -20,9 +19,7 @@ import gnnfast
 from gnnfast.cache import cache
 from gnnfast.pyg import matrices, sparse
 
-F = 16
 LAYOUTS = {"csr": torch.sparse_csr, "coo": torch.sparse_coo}
-LAYERS = [name for name in convs.ALL if name not in convs.NO_MATRIX]
 MATRICES = [("random", "csr", False), ("random", "csr", True), ("random", "coo", False)]
 MATRICES += [(graph, "csr", False) for graph in ("no_edges", "self_loops_and_duplicates")]
 
@@ -73,21 +70,6 @@ def test_layers(name, graph, few, layout, device, request):
         torch.set_default_dtype(torch.float32)
 
 
-def check(layer, x, adj):
-    """Or both refuse."""
-    try:
-        without(lambda: run(copy.deepcopy(layer).to(x.device), x, adj, repeats=1))
-    except (RuntimeError, ValueError, AssertionError, NotImplementedError, IndexError, AttributeError, TypeError) as error:
-        with pytest.raises(type(error)):
-            run(layer.to(x.device), x, adj, repeats=1)
-        return
-    compare(layer, x, adj, tolerance=1e-8)
-    with torch.no_grad():
-        layer.eval()
-        for _ in range(2):
-            same(lambda: [layer(x, adj)], tolerance=1e-8)
-
-
 @pytest.mark.parametrize("improved", [False, True])
 @pytest.mark.parametrize("make", [nn.GCNConv, nn.SGConv])
 def test_loops_are_added_to_those_that_are_there(make, improved, layout, device):
@@ -95,14 +77,6 @@ def test_loops_are_added_to_those_that_are_there(make, improved, layout, device)
     options = {"improved": improved} if make is nn.GCNConv else {"K": 2}
     report = quietly(lambda: compare(make(F, 5, **options).double(), features(adj), adj, tolerance=1e-9))
     assert any(place == "pyg gcn_norm" for place, *_ in report.kernels)
-
-
-WHOLE = {
-    "GATConv": lambda: nn.GATConv(F, 5, heads=2),
-    "GATv2Conv": lambda: nn.GATv2Conv(F, 5, heads=2),
-    "TransformerConv": lambda: nn.TransformerConv(F, 5, heads=2),
-    "AGNNConv": lambda: nn.AGNNConv(),
-}
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -147,66 +121,6 @@ def test_indices_that_change(name, layout, device):
     cols[of_row] = torch.arange(int(of_row.sum()), device=device)
     for _ in range(3):
         quietly(lambda: same(lambda: [layer(x, adj)]))
-
-
-class OfWeights(MessagePassing):
-    """Of which PyG makes what was not given from the values."""
-
-    def forward(self, x, adj, edge_weight=None):
-        return self.propagate(adj, x=x, edge_weight=edge_weight)
-
-    def message(self, x_j, x_i, edge_weight):
-        return (x_j + x_i).tanh() * edge_weight.view(-1, 1)
-
-
-class OfFeatures(MessagePassing):
-    def forward(self, x, adj, edge_attr=None):
-        return self.propagate(adj, x=x, edge_attr=edge_attr)
-
-    def message(self, x_j, edge_attr):
-        return x_j.sin() if edge_attr is None else x_j.sin() * edge_attr.sum(1, keepdim=True)
-
-
-class OfTypes(MessagePassing):
-    def forward(self, x, adj, edge_type=None):
-        return self.propagate(adj, x=x, edge_type=edge_type)
-
-    def message(self, x_j, edge_type):
-        return x_j.cos() * (edge_type > 1).view(-1, 1)
-
-
-class OfEnds(MessagePassing):
-    def forward(self, x, adj):
-        return self.propagate(adj, x=x)
-
-    def message(self, x_j, edge_index):
-        return x_j * edge_index[:1].t()
-
-
-class OfMatrix(MessagePassing):
-    def forward(self, x, adj):
-        return self.propagate(adj, x=x)
-
-    def message(self, x_j, adj_t):
-        return x_j * adj_t.values().view(-1, 1)
-
-
-class OfIds(MessagePassing):
-    def forward(self, x, adj):
-        return self.propagate(adj, x=x)
-
-    def message(self, x_j, x_i, index, ptr, size_i, edge_index_j):
-        return x_j * (index + edge_index_j + size_i).view(-1, 1) + x_i
-
-
-USERS = {
-    "weights": OfWeights,
-    "features": OfFeatures,
-    "types": OfTypes,
-    "ends": OfEnds,
-    "matrix": OfMatrix,
-    "ids": OfIds,
-}
 
 
 @pytest.mark.parametrize("few", [False, True])

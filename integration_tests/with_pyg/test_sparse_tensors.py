@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from adjacencies import LAYERS, USERS, WHOLE, F, OfIds, OfWeights, check
 from comparison import compare, same
 from gnnfast.benchmarks import convs
 from graphs import GRAPHS
-from test_matrices import LAYERS, USERS, WHOLE, F, OfIds, OfWeights, check
 from torch_geometric import nn
 
 import gnnfast
@@ -47,6 +47,8 @@ def in_double():
 def test_layers(name, graph, values, few, device, request):
     if few:
         request.getfixturevalue("small")
+    if (name, graph) == ("LGConv", "no_edges"):
+        pytest.skip("torch-sparse's product with no entries has no gradient, of which this layer has no other")
     adj = sparse_tensor(graph, device, VALUES[values])
     torch.manual_seed(0)
     check(convs.ALL[name](F, F), features(adj), adj)

@@ -1,0 +1,97 @@
+"""Layers that take an adjacency matrix, of PyG's and of users, and how one is compared over it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from comparison import compare, run, same, without
+from gnnfast.benchmarks import convs
+from torch_geometric import nn
+from torch_geometric.nn import MessagePassing
+
+F = 16
+LAYERS = [name for name in convs.ALL if name not in convs.NO_MATRIX]
+# Which do more than multiply with it, each as a whole.
+WHOLE = {
+    "GATConv": lambda: nn.GATConv(F, 5, heads=2),
+    "GATv2Conv": lambda: nn.GATv2Conv(F, 5, heads=2),
+    "TransformerConv": lambda: nn.TransformerConv(F, 5, heads=2),
+    "AGNNConv": lambda: nn.AGNNConv(),
+}
+
+
+def check(layer, x, adj):
+    """Or both refuse."""
+    try:
+        without(lambda: run(copy.deepcopy(layer).to(x.device), x, adj, repeats=1))
+    except (RuntimeError, ValueError, AssertionError, NotImplementedError, IndexError, AttributeError, TypeError) as error:
+        with pytest.raises(type(error)):
+            run(layer.to(x.device), x, adj, repeats=1)
+        return
+    compare(layer, x, adj, tolerance=1e-8)
+    with torch.no_grad():
+        layer.eval()
+        for _ in range(2):
+            same(lambda: [layer(x, adj)], tolerance=1e-8)
+
+
+class OfWeights(MessagePassing):
+    """Of which PyG makes what was not given from the values."""
+
+    def forward(self, x, adj, edge_weight=None):
+        return self.propagate(adj, x=x, edge_weight=edge_weight)
+
+    def message(self, x_j, x_i, edge_weight):
+        return (x_j + x_i).tanh() * edge_weight.view(-1, 1)
+
+
+class OfFeatures(MessagePassing):
+    def forward(self, x, adj, edge_attr=None):
+        return self.propagate(adj, x=x, edge_attr=edge_attr)
+
+    def message(self, x_j, edge_attr):
+        return x_j.sin() if edge_attr is None else x_j.sin() * edge_attr.sum(1, keepdim=True)
+
+
+class OfTypes(MessagePassing):
+    def forward(self, x, adj, edge_type=None):
+        return self.propagate(adj, x=x, edge_type=edge_type)
+
+    def message(self, x_j, edge_type):
+        return x_j.cos() * (edge_type > 1).view(-1, 1)
+
+
+class OfEnds(MessagePassing):
+    def forward(self, x, adj):
+        return self.propagate(adj, x=x)
+
+    def message(self, x_j, edge_index):
+        return x_j * edge_index[:1].t()
+
+
+class OfMatrix(MessagePassing):
+    def forward(self, x, adj):
+        return self.propagate(adj, x=x)
+
+    def message(self, x_j, adj_t):
+        return x_j * adj_t.values().view(-1, 1)
+
+
+class OfIds(MessagePassing):
+    def forward(self, x, adj):
+        return self.propagate(adj, x=x)
+
+    def message(self, x_j, x_i, index, ptr, size_i, edge_index_j):
+        return x_j * (index + edge_index_j + size_i).view(-1, 1) + x_i
+
+
+USERS = {
+    "weights": OfWeights,
+    "features": OfFeatures,
+    "types": OfTypes,
+    "ends": OfEnds,
+    "matrix": OfMatrix,
+    "ids": OfIds,
+}
