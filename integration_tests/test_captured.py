@@ -283,7 +283,7 @@ def test_a_schedule_of_unknown_size_gives_the_same_bits():
 
 @needs_cuda
 def test_what_cannot_win_is_left_alone(small):
-    conv, x = nn.GINConv(torch.nn.Linear(F, F)).cuda(), torch.randn(N, F, device="cuda")
+    conv, x = nn.GINConv(torch.nn.Linear(F, F)).cuda(), torch.randn(N, F, device="cuda", requires_grad=True)
     edge_index = torch.randint(0, N, (2, E), device="cuda")
     conv(x, edge_index)  # what the class computes is found out
     gnnfast.clear_report()
