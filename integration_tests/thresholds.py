@@ -18,7 +18,7 @@ def nothing_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gnnfast.lazy.operations.WIDE", 0)
     for what in ("ops.bias.FEWEST_BYTES", "dispatch.bias.FEWEST_BYTES", "pyg.products.FEWEST_ROWS"):
         monkeypatch.setattr(f"gnnfast.{what}", 0)
-    monkeypatch.setattr("gnnfast.pyg.sparse.NEW_ENTRIES", (-1, -1))
+    monkeypatch.setattr("gnnfast.pyg.sparse._is_new", lambda src: False)
     monkeypatch.setattr("gnnfast.pyg.matrices.FEW_ENTRIES", -1)
     monkeypatch.setattr("gnnfast.pyg.matrices.FEW_ENTRIES_ON_CPU", -1)
     monkeypatch.setattr("gnnfast.pyg.norm.LISTED_AGAIN", -1)

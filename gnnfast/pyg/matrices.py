@@ -88,10 +88,10 @@ def is_new_and_few(adj: Any) -> bool:
     if not settings().is_free or (torch.is_grad_enabled() and saved_tensors_are_watched()):
         return False
     of_torch = type(adj) is Tensor
-    entries, on_cpu = (adj._nnz(), adj.is_cpu) if of_torch else (adj.nnz(), not adj.is_cuda())
-    if entries > (FEW_ENTRIES_ON_CPU if on_cpu else FEW_ENTRIES):
+    if _met.again(adj if of_torch else adj.storage.col(), "edges"):
         return False
-    return not _met.again(adj if of_torch else adj.storage.col(), "edges")
+    entries, on_cpu = (adj._nnz(), adj.is_cpu) if of_torch else (adj.nnz(), not adj.is_cuda())
+    return entries <= (FEW_ENTRIES_ON_CPU if on_cpu else FEW_ENTRIES)
 
 
 def as_list(module: Any, adj: Any, kwargs: dict[str, Any], collect: str) -> tuple[Tensor, dict[str, Any]] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 import weakref
 from types import FunctionType
@@ -50,12 +49,10 @@ def make_spmm(original: FunctionType) -> Any:
 
 
 # By the id of a matrix: itself, whether it is small in training on a CPU, up to how many numbers it may multiply in inference, and
-# what it has of entries for NEW_ENTRIES, ``None`` on a CPU. It only decides who multiplies.
-_bounds: dict[int, tuple[weakref.ref[Tensor], bool, float, float | None]] = {}
+# whether it is on a CPU. It only decides who multiplies.
+_bounds: dict[int, tuple[weakref.ref[Tensor], bool, float, bool]] = {}
 _MOST = 1024
 ROW_BYTES = 64  # in training on a CPU, however wide rows are
-# Of a matrix that a GPU meets for the first time, in inference and in training: to make a graph of more pays at once.
-NEW_ENTRIES = 1 << 23, 1 << 21
 
 
 def _is_small(src: Any, other: Any, reduce: Any) -> bool:
@@ -63,26 +60,30 @@ def _is_small(src: Any, other: Any, reduce: Any) -> bool:
     call rounds otherwise than another. On small graphs each function that this calls takes a hundredth of a layer."""
     bound = _bounds.get(id(src))
     if bound is None or bound[0]() is not src or is_overridden():
+        if _is_new(src):
+            return True
         bound = _bound(src)
         if bound is None:
             return False
-    _, training, most, entries = bound
+    _, training, most, on_cpu = bound
     needs_grad = _is_grad_enabled() and other.requires_grad
-    if entries is None:
+    if on_cpu:
         return training if needs_grad else other.numel() <= most
-    if _deterministic():
+    return not needs_grad and reduce in ("sum", "add") and other.numel() <= most and not _deterministic()
+
+
+def _is_new(src: Any) -> bool:
+    """Whether a GPU meets a matrix for the first time. Of one that is not used again a graph pays only over more than 8 million
+    entries, in training more than 2, where torch's product takes up to a third longer; to ask how many there are takes longer."""
+    if type(src) is not Tensor or not src.is_cuda or src.layout is torch.strided or not settings().is_free or _deterministic():
         return False
-    if not needs_grad and reduce in ("sum", "add") and other.numel() <= most:
-        return True
-    if entries > NEW_ENTRIES[needs_grad] or (_is_grad_enabled() and saved_tensors_are_watched()):
-        return False
-    return not _met.again(src)
+    return not (_is_grad_enabled() and saved_tensors_are_watched()) and not _met.again(src)
 
 
 _met = Sightings()
 
 
-def _bound(src: Any) -> tuple[weakref.ref[Tensor], bool, float, float | None] | None:
+def _bound(src: Any) -> tuple[weakref.ref[Tensor], bool, float, bool] | None:
     if type(src) is not Tensor or src.layout is torch.strided or not guards.has_kernels(src):
         return None
     is_csr, on_cpu, current, entries = src.layout is _CSR, src.is_cpu, settings(), src._nnz()
@@ -91,7 +92,7 @@ def _bound(src: Any) -> tuple[weakref.ref[Tensor], bool, float, float | None] | 
     where = "adjacency cpu" if on_cpu else "adjacency cuda"
     training = entries * ROW_BYTES <= most_left(True, current, where)
     most = most_left(False, current, where) / (entries * src.element_size() or 1) * src.size(-1) if is_csr else -1.0
-    bound = weakref.ref(src), training, most, None if on_cpu else entries if current.is_free else math.inf
+    bound = weakref.ref(src), training, most, on_cpu
     if not is_overridden():
         if len(_bounds) >= _MOST:
             _bounds.clear()

@@ -20,6 +20,7 @@ from gnnfast.cache import cache
 from gnnfast.pyg import matrices, sparse
 
 LAYOUTS = {"csr": torch.sparse_csr, "coo": torch.sparse_coo}
+IS_NEW = sparse._is_new
 MATRICES = [("random", "csr", False), ("random", "csr", True), ("random", "coo", False)]
 MATRICES += [(graph, "csr", False) for graph in ("no_edges", "self_loops_and_duplicates")]
 
@@ -333,7 +334,7 @@ def test_a_gpu_meets_a_matrix(device, monkeypatch):
     """Only what is met again is worth a graph."""
     if device.type == "cpu":
         pytest.skip("a CPU makes a graph at once")
-    monkeypatch.setattr(sparse, "NEW_ENTRIES", (1000, 1000))
+    monkeypatch.setattr(sparse, "_is_new", IS_NEW)
     monkeypatch.setattr(matrices, "FEW_ENTRIES", 1000)
     adj, twice = matrix("random", device), []
     x = features(adj).requires_grad_()
