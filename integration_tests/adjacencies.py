@@ -11,6 +11,9 @@ from gnnfast.benchmarks import convs
 from torch_geometric import nn
 from torch_geometric.nn import MessagePassing
 
+from gnnfast.cache import cache
+from gnnfast.pyg.matrices import edges_of
+
 F = 16
 LAYERS = [name for name in convs.ALL if name not in convs.NO_MATRIX]
 # Which do more than multiply with it, each as a whole.
@@ -35,6 +38,18 @@ def check(layer, x, adj):
         layer.eval()
         for _ in range(2):
             same(lambda: [layer(x, adj)], tolerance=1e-8)
+
+
+def check_edges_are_let_go(make, features, device):
+    """With the matrix that ``make()`` gives, with which they are kept."""
+    layer = nn.EdgeConv(torch.nn.Linear(2 * F, 5)).double().to(device)
+    before, adj = cache.nbytes, make()
+    x = features(adj)
+    for _ in range(3):
+        layer(x, adj)
+    assert edges_of(adj) is edges_of(adj) and cache.nbytes > before
+    del adj
+    assert cache.nbytes == before
 
 
 class OfWeights(MessagePassing):

@@ -101,9 +101,10 @@ def normalised(
     # How an operation lists edges depends on no weights: those that are new are weighed over the graph that is kept with the edges.
     weight, key_of_graph = cache.find(keys, key), ("gcn_norm graph", num_nodes, flow, make)
     graph = cache.find((edge_index,), key_of_graph) if add_self_loops else None
-    if weight is None or (graph is None and add_self_loops):
+    unlisted = add_self_loops and graph is None
+    if weight is None or unlisted:
         capturing = guards.capturing(edge_index.device)
-        if capturing and (edge_weight is None or (graph is None and add_self_loops)):
+        if capturing and (edge_weight is None or unlisted):
             return None
         if is_cuda and not capturing:
             ids.watch(edge_index)
@@ -112,14 +113,14 @@ def normalised(
         try:
             with usable_later():
                 made, weight = make(edge_index, edge_weight, num_nodes, fill, to_target, dtype)
+                if unlisted:
+                    graph = Listed(made, num_nodes, num_nodes, to_target)
+                    graph.edges.checked = True  # by the operation
         except RuntimeError:  # an id is out of range: PyG raises its own
             return None
         # On a GPU a capture may follow, which finds only what is kept.
-        if add_self_loops and graph is None:
-            graph = Listed(made, num_nodes, num_nodes, to_target)
-            graph.edges.checked = True  # by the operation
-            if is_cuda or edge_weight is None or (shape[1] > LISTED_AGAIN and _is_met(edge_index)):
-                cache.add((edge_index,), key_of_graph, graph)
+        if unlisted and (is_cuda or edge_weight is None or (shape[1] > LISTED_AGAIN and _is_met(edge_index))):
+            cache.add((edge_index,), key_of_graph, graph)
         if edge_weight is None or (not capturing and edge_weight is not _state.values and (is_cuda or _is_met(edge_weight))):
             cache.add(keys, key, weight)
     elif is_cuda:

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from adjacencies import LAYERS, USERS, WHOLE, F, OfWeights, check
+from adjacencies import LAYERS, USERS, WHOLE, F, OfWeights, check, check_edges_are_let_go
 from comparison import compare, same, without
 from gnnfast.benchmarks import convs
 from graphs import GRAPHS
@@ -16,7 +16,6 @@ from torch_geometric.typing import OptPairTensor
 from torch_geometric.utils import spmm
 
 import gnnfast
-from gnnfast.cache import cache
 from gnnfast.pyg import matrices, sparse
 
 LAYOUTS = {"csr": torch.sparse_csr, "coo": torch.sparse_coo}
@@ -319,15 +318,7 @@ def test_dropout_of_the_framework(device):
 
 
 def test_edges_are_let_go_with_their_matrix(device):
-    layer = nn.EdgeConv(torch.nn.Linear(2 * F, 5)).double().to(device)
-    before = cache.nbytes
-    adj = matrix("random", device)
-    x = features(adj)
-    for _ in range(3):
-        layer(x, adj)
-    assert matrices.edges_of(adj) is matrices.edges_of(adj) and cache.nbytes > before
-    del adj
-    assert cache.nbytes == before
+    check_edges_are_let_go(lambda: matrix("random", device), features, device)
 
 
 def test_a_gpu_meets_a_matrix(device, monkeypatch):
