@@ -327,7 +327,7 @@ class Cache:
             return
         with self._lock:
             self.nbytes += nbytes
-            if nbytes < 0:
+            if nbytes < 0 or (self.nbytes < _LEAST_BUDGET and settings().cache_mb is None):
                 return
             budget = self.budget()
             self._ordered = self._ordered or self.nbytes > budget // 4
@@ -419,6 +419,9 @@ class Amounts:
         if len(self._set) >= self.MOST:
             self._set, self._older = {}, self._set
         self._set[id(t)] = weakref.ref(t), t._version, amount
+
+
+_LEAST_BUDGET = 32 << 20  # bytes that no device's quarter is less than: most that is new needs no look at how large it is
 
 
 class _Origin:

@@ -13,8 +13,11 @@
 
 STABLE_TORCH_LIBRARY(gnnfast, m) {
   // graph/convert.h
-  m.def("coo_to_csr(Tensor row, Tensor column, int num_rows, int num_cols) -> (Tensor, Tensor, Tensor, Tensor)");  // CPU only
-  m.def("coo_facts(Tensor row, Tensor column) -> Tensor");                                                         // CPU only
+  // CPU only, as the next
+  m.def(
+      "coo_to_csr(Tensor row, Tensor column, int num_rows, int num_cols, bool both) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def("coo_facts(Tensor row, Tensor column) -> Tensor");
   m.def("loops_listed(Tensor edge_index, int num_nodes, bool remove=True) -> Tensor");
   // CUDA only, as all up to spmm
   m.def(

@@ -60,14 +60,19 @@ def from_arrays(rowptr: Tensor, col: Tensor, perm: Tensor | None) -> Csr:
     return Csr(rowptr, col, perm, items, layout.tolist())
 
 
-def from_coo(row: Tensor, column: Tensor, num_rows: int, num_cols: int) -> Csr:
-    """From edges in any order. Raises IndexError if an id is out of range: at once on a CPU, later on CUDA (:mod:`.ids`), where
-    nothing waits: whether the edges came sorted is then not known, and of the schedule only how long it can be."""
+def from_coo(row: Tensor, column: Tensor, num_rows: int, num_cols: int, both: bool = False) -> tuple[Csr, ...]:
+    """From edges in any order, and with ``both`` the transpose. Raises IndexError if an id is out of range: at once on a CPU, later
+    on CUDA (:mod:`.ids`), where nothing waits: whether the edges came sorted is then not known, and of the schedule only how long
+    it can be."""
     if row.is_cuda:
-        return on_cuda(row, column, num_rows, num_cols)[0]
-    rowptr, col, perm, facts = coo_to_csr(row, column, num_rows, num_cols)
-    is_sorted = check_facts(facts.tolist(), num_rows, num_cols, row.numel())
-    return Csr(rowptr, col, None if is_sorted else perm, None, [])
+        return on_cuda(row, column, num_rows, num_cols, both=both)
+    *arrays, facts = coo_to_csr(row, column, num_rows, num_cols, both)
+    check_facts(facts.tolist(), num_rows, num_cols, row.numel())
+
+    def side(rowptr: Tensor, col: Tensor, perm: Tensor) -> Csr:
+        return Csr(rowptr, col, perm if perm.numel() else None, None, [])
+
+    return (side(*arrays[:3]), side(*arrays[3:])) if both else (side(*arrays[:3]),)
 
 
 def on_cuda(row: Tensor, column: Tensor, num_rows: int, num_cols: int, loops: bool = False, both: bool = False) -> tuple[Csr, ...]:
@@ -115,7 +120,7 @@ def transposed(csr: Csr, num_cols: int) -> Csr:
     """The format by the other side."""
     num_rows, num_edges = csr.rowptr.numel() - 1, csr.col.numel()
     rows = torch.arange(num_rows, dtype=torch.int32, device=csr.col.device)
-    other = from_coo(csr.col, torch.repeat_interleave(rows, csr.rowptr.diff(), output_size=num_edges), num_cols, num_rows)
+    (other,) = from_coo(csr.col, torch.repeat_interleave(rows, csr.rowptr.diff(), output_size=num_edges), num_cols, num_rows)
     if csr.perm is None:
         return other
     return other._replace(perm=csr.perm if other.perm is None else csr.perm[other.perm])

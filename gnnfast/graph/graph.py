@@ -252,7 +252,9 @@ class Graph:
         csc = (self.edges.formats[BY_DST] is not None) == self.flipped
         csr = self.csc if csc else self.csr
         make, columns = (Graph.from_csc, self.num_dst) if csc else (Graph.from_csr, self.num_src)
-        return make, (csr.rowptr, csr.col, columns, csr.perm)
+        arrays = (None if t is None else t.detach() for t in (csr.rowptr, csr.col, csr.perm))  # without what is kept of them
+        rowptr, col, perm = arrays
+        return make, (rowptr, col, columns, perm)
 
     def reverse(self) -> Graph:
         """The graph with every edge turned around; it shares all formats with this one.
@@ -356,10 +358,12 @@ class Graph:
                 assert other is not None
                 return {side: formats.transposed(other, sizes[0])}
             row, column = (coo[1], coo[0]) if side == BY_DST else coo
+            both = both and edges.formats[other_side] is None
             if not self.is_cuda:
-                return {side: formats.from_coo(row, column, *sizes)}
-            together = both and edges.formats[other_side] is None and self.num_edges <= MOST_TOGETHER
-            made = formats.on_cuda(row, column, *sizes, loops=edges.coo is None, both=together)
+                made = formats.from_coo(row, column, *sizes, both)
+            else:
+                together = both and self.num_edges <= MOST_TOGETHER
+                made = formats.on_cuda(row, column, *sizes, loops=edges.coo is None, both=together)
             return dict(zip((side, other_side), made))
 
     def make_exact(self) -> None:

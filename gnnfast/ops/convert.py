@@ -12,25 +12,26 @@ from torch import Tensor
 from gnnfast.cache import Held, usable_later
 from gnnfast.stream import is_capturing
 
-FACTS = 5  # numbers in the facts of an edge list
+FACTS = 4  # numbers in the facts of an edge list
 
 
-def coo_to_csr(row: Tensor, column: Tensor, num_rows: int, num_cols: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sorts edges on a CPU by row, stably.
+def coo_to_csr(row: Tensor, column: Tensor, num_rows: int, num_cols: int, both: bool) -> tuple[Tensor, ...]:
+    """Sorts edges on a CPU by row, and with ``both`` also by column, stably.
 
     Args:
         row: ``[num_edges]``, int32 or int64, any order.
         column: ``[num_edges]``, the same dtype.
 
     Returns:
-        ``rowptr [num_rows + 1]``, ``col [num_edges]`` and ``perm [num_edges]`` (the edge id of each slot; may be empty where rows
-        came sorted), all int32, and the facts for :func:`check_facts`, which must pass before the others are used.
+        ``rowptr [num_rows + 1]``, ``col [num_edges]`` and ``perm [num_edges]`` (the edge id of each slot; empty where rows came
+        sorted), the same three of the transpose (empty without ``both``), all int32, and the facts for :func:`check_facts`,
+        which must pass before the others are used.
 
     Raises:
         ValueError: the graph has 2^31 - 1 nodes or 2^31 - 2^16 edges or more.
     """
     try:
-        return torch.ops.gnnfast.coo_to_csr(row, column, num_rows, num_cols)
+        return torch.ops.gnnfast.coo_to_csr.default(row, column, num_rows, num_cols, both)  # type: ignore[no-any-return]
     except RuntimeError as error:
         raise _typed(error) from None
 
@@ -63,15 +64,13 @@ def coo_facts(row: Tensor, column: Tensor) -> Tensor:
         raise _typed(error) from None
 
 
-def check_facts(facts: Sequence[int], num_rows: int, num_cols: int, num_edges: int) -> bool:
-    """Raises IndexError if an index is out of range; the message names the bound and the value. Returns whether the rows came
-    sorted."""
-    row_min, row_max, col_min, col_max, is_sorted = facts
+def check_facts(facts: Sequence[int], num_rows: int, num_cols: int, num_edges: int) -> None:
+    """Raises IndexError if an index is out of range; the message names the bound and the value."""
+    row_min, row_max, col_min, col_max = facts
     if num_edges:
         for name, low, high, size in (("row", row_min, row_max, num_rows), ("column", col_min, col_max, num_cols)):
             if low < 0 or high >= size:
                 raise IndexError(f"{name} index {low if low < 0 else high} is out of range [0, {size})")
-    return bool(is_sorted)
 
 
 MANY_PAGES = 4 << 20  # bytes, kManyPages in plugin_src/common/huge_pages.h
@@ -90,35 +89,35 @@ def _(like: Tensor, rows: int, width: int) -> Tensor:
     return like.new_empty(rows, width)
 
 
-class _OfArray:
-    """What is kept of an array ``ref()``, by name, and as whose it counts."""
-
-    __slots__ = ("made", "owner", "ref")
-
-    def __init__(self, array: Tensor) -> None:
-        key = id(array)
-        self.ref, self.made, self.owner = weakref.ref(array, lambda _: _of_arrays.pop(key, None)), {}, _nobody  # type: ignore[var-annotated]
-
-    @classmethod
-    def of(cls, array: Tensor) -> _OfArray:
-        found = _of_arrays.get(id(array))
-        if found is None or found.ref() is not array:
-            found = _of_arrays[id(array)] = cls(array)
-        return found
-
-
-def _nobody() -> Any:
+def _nobody() -> None:
     return None
 
 
-# By the id of the array, let go with it: a dictionary of tensors takes five times as long to ask.
-_of_arrays: dict[int, _OfArray] = {}
+class _Kept:
+    """What is kept of an array, by name, and as whose it counts: an attribute of the array, let go with it. Copies of the array
+    and pickles have nothing."""
+
+    __slots__ = ("made", "owner")
+
+    def __init__(self) -> None:
+        self.made: dict[Hashable, Any] = {}
+        self.owner: Callable[[], Any] = _nobody
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Kept, ()
+
+    @staticmethod
+    def of(array: Tensor) -> _Kept:
+        return array.__dict__.get(_KEPT) or array.__dict__.setdefault(_KEPT, _Kept())  # type: ignore[no-any-return]
+
+
+_KEPT = "_gnnfast_kept"
 
 
 def derived(array: Tensor, what: Hashable, make: Callable[[], Any]) -> Any:
     """What ``make`` makes of one of a graph's arrays, with ``nbytes``, kept as long as the array under the name ``what``; ``None``
     if it would be made while a CUDA graph is captured, since it would then have no values before the replay."""
-    kept = _OfArray.of(array)
+    kept = _Kept.of(array)
     found = kept.made.get(what)
     if found is None:
         if array.is_cuda and is_capturing():
@@ -133,7 +132,7 @@ def derived(array: Tensor, what: Hashable, make: Callable[[], Any]) -> Any:
 
 def own(array: Tensor, owner: Held) -> None:
     """Lets what :func:`derived` keeps of an array count as its owner's."""
-    _OfArray.of(array).owner = weakref.ref(owner)
+    _Kept.of(array).owner = weakref.ref(owner)
 
 
 def inverse(perm: Tensor) -> Tensor | None:
@@ -160,14 +159,13 @@ def out_of_memory(error: RuntimeError) -> RuntimeError:
 
 
 @torch.library.register_fake("gnnfast::coo_to_csr")
-def _(row: Tensor, column: Tensor, num_rows: int, num_cols: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    slots = torch.library.get_ctx().new_dynamic_size()
-    return (
-        row.new_empty(num_rows + 1, dtype=torch.int32),
-        row.new_empty(row.shape[0], dtype=torch.int32),
-        row.new_empty(slots, dtype=torch.int32),
-        row.new_empty(FACTS, dtype=torch.int64),
-    )
+def _(row: Tensor, column: Tensor, num_rows: int, num_cols: int, both: bool) -> tuple[Tensor, ...]:
+    def side(rows: int, wanted: bool) -> tuple[Tensor, ...]:
+        slots = torch.library.get_ctx().new_dynamic_size() if wanted else 0
+        sizes = (rows + 1, row.shape[0], slots) if wanted else (0, 0, 0)
+        return tuple(row.new_empty(size, dtype=torch.int32) for size in sizes)
+
+    return *side(num_rows, True), *side(num_cols, both), row.new_empty(FACTS, dtype=torch.int64)
 
 
 @torch.library.register_fake("gnnfast::coo_facts")

@@ -316,7 +316,7 @@ def _op_samples(device):
     if device.type == "cuda":
         conversions = [(ops.coo_to_formats, (dst, src, 40, 50, some, some)) for some in (True, False)]
     else:
-        conversions = [(ops.coo_to_csr, (dst, src, 40, 50)), (ops.coo_facts, (dst, src))]
+        conversions = [(ops.coo_to_csr, (dst, src, 40, 50, some)) for some in (True, False)]
     return [
         *conversions,
         (ops.spmm, (*args, wg, None, xg, True)),

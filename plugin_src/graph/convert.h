@@ -1,16 +1,17 @@
 // COO to CSR: a stable counting (CPU) or radix (CUDA) sort by row, linear in the number of edges.
 //
 //   rowptr [num_rows + 1] int32, col [E] int32: column of each slot; perm [E] int32: the edge id of each slot. Within a row,
-//   slots ascend by edge id. facts [5] int64, on the device of the edges, is a Bounds: the index ranges, and whether the rows
-//   came sorted, so that slots are edge ids; perm may then be empty.
+//   slots ascend by edge id.
 //
-// On a CPU (coo_to_csr) the caller reads the facts and raises the error if an index is outside (gnnfast/ops/convert.py). On
+// On a CPU (coo_to_csr) perm is empty where the rows came sorted, so that slots are edge ids, and the caller reads the facts
+// [4] int64, the least and the greatest row and column, and raises the error if one is outside (gnnfast/ops/convert.py). On
 // CUDA (coo_to_formats) nothing waits for the device: an edge with an id outside is left out (its slot lies behind those of all
 // rows, its column is 0) and complained of (common/ids.cuh), so that kernels may run over the result before anybody has looked,
-// and of the schedule the host knows only how long it can be. There
+// and of the schedule the host knows only how long it can be.
+//   both   makes the transpose as well: what a new small graph takes is the host's time
+// and on CUDA, in the same launches,
 //   loops  gives each of the min(num_rows, num_cols) nodes one edge to itself, with the ids from E on; edges that were
 //          loops are left out
-//   both   makes the transpose as well, in the same launches: what a new small graph takes is the host's time for these
 //
 // loops_listed: edge_index [2, E], without its loops if these are to be removed, in order, and then a loop at each of
 // num_nodes nodes; int64. Ids may be anything. On CUDA it waits for the number of loops, as PyG does, if these are removed.
@@ -25,11 +26,6 @@ struct CooArgs {
   const void* column;  // [E]
   ScalarType index;
   int64_t num_edges, num_rows, num_cols;
-};
-
-// What an index check found.
-struct Bounds {
-  int64_t row_min, row_max, col_min, col_max, sorted;
 };
 
 constexpr int64_t kMaxIndex = 2147483647;         // graph arrays are int32

@@ -1,5 +1,7 @@
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
+#include <array>
 #include <limits>
 #include <memory>
 
@@ -9,27 +11,34 @@
 namespace gnnfast {
 namespace {
 
+// What one pass over the edges finds.
+struct Found {
+  int64_t row_min, row_max, col_min, col_max;
+  bool rows_sorted, cols_sorted;
+};
+
 template <class I>
-Bounds find_bounds(const I* row, const I* col, int64_t num_edges) {
+Found look_at(const I* row, const I* col, int64_t num_edges) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max(), kMin = std::numeric_limits<int64_t>::min();
   const int64_t chunks = thread_count(num_edges, 65536);
-  std::vector<Bounds> found(chunks, Bounds{kMax, kMin, kMax, kMin, 1});
+  std::vector<Found> found(chunks, Found{kMax, kMin, kMax, kMin, true, true});
   parallel_chunks(chunks, [&](int64_t c) {
     const int64_t begin = num_edges * c / chunks, end = num_edges * (c + 1) / chunks;
     I r0 = std::numeric_limits<I>::max(), r1 = std::numeric_limits<I>::min(), c0 = r0, c1 = r1;
-    bool sorted = true;
+    bool rows_sorted = true, cols_sorted = true;
     for (int64_t e = begin; e < end; ++e) {
       r0 = std::min(r0, row[e]), r1 = std::max(r1, row[e]);
       c0 = std::min(c0, col[e]), c1 = std::max(c1, col[e]);
-      sorted &= e == 0 || row[e - 1] <= row[e];
+      rows_sorted &= e == 0 || row[e - 1] <= row[e];
+      cols_sorted &= e == 0 || col[e - 1] <= col[e];
     }
-    found[c] = {r0, r1, c0, c1, sorted};
+    found[c] = {r0, r1, c0, c1, rows_sorted, cols_sorted};
   });
-  Bounds all = found[0];
-  for (const Bounds& b : found) {
+  Found all = found[0];
+  for (const Found& b : found) {
     all.row_min = std::min(all.row_min, b.row_min), all.row_max = std::max(all.row_max, b.row_max);
     all.col_min = std::min(all.col_min, b.col_min), all.col_max = std::max(all.col_max, b.col_max);
-    all.sorted &= b.sorted;
+    all.rows_sorted &= b.rows_sorted, all.cols_sorted &= b.cols_sorted;
   }
   return all;
 }
@@ -77,41 +86,60 @@ void copy_sorted(const I* row, const I* column, const CooArgs& args, int32_t* ro
   while (r <= args.num_rows) rowptr[r++] = static_cast<int32_t>(args.num_edges);
 }
 
-Tensor find_facts(const CooArgs& args, const Tensor& ref) {
-  Tensor facts = make_empty(ref, {5}, ScalarType::Long);
+Found look_at(const CooArgs& args) {
+  Found found;
   dispatch_index("edge_index", args.index, [&](auto type) {
     using I = typename decltype(type)::type;
-    *reinterpret_cast<Bounds*>(facts.mutable_data_ptr<int64_t>()) =
-        find_bounds(static_cast<const I*>(args.row), static_cast<const I*>(args.column), args.num_edges);
+    found = look_at(static_cast<const I*>(args.row), static_cast<const I*>(args.column), args.num_edges);
   });
-  return facts;
+  return found;
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> coo_to_csr(const Tensor& row_, const Tensor& column_, int64_t num_rows,
-                                                      int64_t num_cols) {
-  const Tensor row = as_contiguous(row_), column = as_contiguous(column_);
-  const CooArgs args = check_coo_input(row, column, num_rows, num_cols);
-  const Tensor facts = find_facts(args, row);
-  const Bounds bounds = *reinterpret_cast<const Bounds*>(facts.const_data_ptr<int64_t>());
-  Tensor rowptr = make_zeros(row, {num_rows + 1}, ScalarType::Int);
-  Tensor col = make_empty(row, {args.num_edges}, ScalarType::Int);
-  Tensor perm = make_empty(row, {bounds.sorted ? 0 : args.num_edges}, ScalarType::Int);
-  if (args.num_edges == 0 || bounds.row_min < 0 || bounds.row_max >= num_rows) return {rowptr, col, perm, facts};
+Tensor facts_of(const Found& found) {
+  return make_on_cpu(std::array{found.row_min, found.row_max, found.col_min, found.col_max});
+}
+
+struct Format {
+  Tensor rowptr, col, perm;
+};
+
+// The rows' ids ascend if they are `sorted`; if they are not all `in_range`, the arrays hold anything.
+Format make_format(const CooArgs& args, const Tensor& ref, bool sorted, bool in_range) {
+  Format made{make_empty(ref, {args.num_rows + 1}, ScalarType::Int), make_empty(ref, {args.num_edges}, ScalarType::Int),
+              make_empty(ref, {sorted ? 0 : args.num_edges}, ScalarType::Int)};
+  int32_t *rowptr = made.rowptr.mutable_data_ptr<int32_t>(), *col = made.col.mutable_data_ptr<int32_t>();
+  if (args.num_edges == 0 || !in_range) {
+    std::fill_n(rowptr, args.num_rows + 1, 0);
+    return made;
+  }
   dispatch_index("edge_index", args.index, [&](auto type) {
     using I = typename decltype(type)::type;
     const I *r = static_cast<const I*>(args.row), *c = static_cast<const I*>(args.column);
-    if (bounds.sorted)
-      copy_sorted(r, c, args, rowptr.mutable_data_ptr<int32_t>(), col.mutable_data_ptr<int32_t>());
+    if (sorted)
+      copy_sorted(r, c, args, rowptr, col);
     else
-      sort_by_row(r, c, args, rowptr.mutable_data_ptr<int32_t>(), col.mutable_data_ptr<int32_t>(),
-                  perm.mutable_data_ptr<int32_t>());
+      sort_by_row(r, c, args, rowptr, col, made.perm.mutable_data_ptr<int32_t>());
   });
-  return {rowptr, col, perm, facts};
+  return made;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> coo_to_csr(const Tensor& row_, const Tensor& column_,
+                                                                              int64_t num_rows, int64_t num_cols, bool both) {
+  const Tensor row = as_contiguous(row_), column = as_contiguous(column_);
+  const CooArgs args = check_coo_input(row, column, num_rows, num_cols);
+  const CooArgs turned{args.column, args.row, args.index, args.num_edges, num_cols, num_rows};
+  const Found found = look_at(args);
+  const bool rows_fit = found.row_min >= 0 && found.row_max < num_rows,
+             cols_fit = found.col_min >= 0 && found.col_max < num_cols;
+  const Format made = make_format(args, row, found.rows_sorted, rows_fit);
+  const auto none = [&] { return make_empty(row, {0}, ScalarType::Int); };
+  const Format other = both ? make_format(turned, row, found.cols_sorted, cols_fit) : Format{none(), none(), none()};
+  return {made.rowptr, made.col, made.perm, other.rowptr, other.col, other.perm, facts_of(found)};
 }
 
 Tensor coo_facts(const Tensor& row_, const Tensor& column_) {
   const Tensor row = as_contiguous(row_), column = as_contiguous(column_);
-  return find_facts(check_coo_input(row, column, 0, 0), row);
+  return facts_of(look_at(check_coo_input(row, column, 0, 0)));
 }
 
 template <class I>
