@@ -24,6 +24,7 @@ _WHOLE = {
     "gnnfast.pyg.layers": "linear parts, aggregation, bias and root",
     "gnnfast.pyg.pna": "products at nodes, all statistics in one walk over the edges; with edge features, of messages that exist",
     "gnnfast.pyg.relational_attention": "products once for each node and type of edges, attention over all",
+    "gnnfast.pyg.wl": "a mean with each node's own row, by few operations; on a CPU and with weights, SpMM of edge_weight * x_j",
     "gnnfast.pyg.relations": "one aggregation over the edges of all relations, and the matrix of each",
 }
 

@@ -32,6 +32,7 @@ from gnnfast.pyg.relational_attention import make_rgat_conv
 from gnnfast.pyg.relations import biases_of_types, make_hetero_linear, make_rgcn_conv
 from gnnfast.pyg.softmax import make_softmax
 from gnnfast.pyg.sparse import make_spmm
+from gnnfast.pyg.wl import make_wl_conv
 
 MESSAGE_PASSING = "torch_geometric.nn.conv.message_passing"
 
@@ -107,6 +108,7 @@ PATCHES = (
     Patch("torch_geometric.nn.conv.mixhop_conv", "MixHopConv.forward", ("b7982512c99a",), make_normalising),
     Patch("torch_geometric.nn.conv.ssg_conv", "SSGConv.forward", ("d7dd15bb214b", "f95c3a995a9f"), make_normalising),
     Patch("torch_geometric.nn.conv.tag_conv", "TAGConv.forward", ("340db079cbd4",), make_normalising),
+    Patch("torch_geometric.nn.conv.wl_conv_continuous", "WLConvContinuous.forward", ("6975d8e585a7",), make_wl_conv),
     Patch(
         "torch_geometric.nn.dense.linear",
         "Linear.forward",
