@@ -3,8 +3,9 @@
 - Graphs of ``edge_index`` and of sparse matrices (:data:`cache`): by each index tensor as it was (:class:`Seen`), the sizes and the
   direction. Let go with the tensor, or by the budget.
 - The edges that an adjacency matrix lists, which of them are loops and whether each is there once (:data:`cache`,
-  :mod:`gnnfast.pyg.matrices`): by the matrix and its index tensors as they were; nothing of its values. Let go with it. Up to how
-  many features it is left to torch (:data:`gnnfast.pyg.sparse._bounds`): by the matrix; only decides who multiplies.
+  :mod:`gnnfast.pyg.matrices`): by the matrix and its index tensors as they were; nothing of its values. Let go with it. Which
+  matrices a GPU met, and up to how many features they are left to torch (:data:`gnnfast.pyg.sparse._bounds`): by the matrix; only
+  decides who multiplies.
 - Normalised weights, GCN's and ChebConv's (:data:`cache`, :mod:`gnnfast.pyg.norm`): by ``edge_index`` and constant weights as they
   were, the arguments and what else they depend on (default dtype, deterministic algorithms). Let go likewise. For layers that only
   sum over GCN's and let nobody see them, with the graph of their edges, under a key of their own: on a GPU their loops are listed
@@ -327,7 +328,7 @@ class Cache:
             return
         with self._lock:
             self.nbytes += nbytes
-            if nbytes < 0 or (self.nbytes < _LEAST_BUDGET and settings().cache_mb is None):
+            if nbytes < 0:
                 return
             budget = self.budget()
             self._ordered = self._ordered or self.nbytes > budget // 4
@@ -419,9 +420,6 @@ class Amounts:
         if len(self._set) >= self.MOST:
             self._set, self._older = {}, self._set
         self._set[id(t)] = weakref.ref(t), t._version, amount
-
-
-_LEAST_BUDGET = 32 << 20  # bytes that no device's quarter is less than: most that is new needs no look at how large it is
 
 
 class _Origin:

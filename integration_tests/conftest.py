@@ -27,12 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-seed", type=int, default=0, help="the seed of the first of them")
 
 
-MANY, ONE_OF = 16, 5
+MANY, ONE_OF = 16, 10
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """``--fewer``: of tests with many cases, those that are the first with a value of a parameter, and one of five others; of such as
-    compile (:func:`compiling.fresh`), which takes seconds for each, one of five for a device."""
+    """``--fewer``: of tests with many cases, those that are the first with a value of a parameter, and one of ten others; of such as
+    compile (:func:`compiling.fresh`), which takes seconds for each, one of ten for a device."""
     if not config.getoption("--fewer"):
         return
     cases = collections.defaultdict(list)

@@ -190,7 +190,9 @@ def test_processes_of_both_sides_take_turns(control: bool, monkeypatch: pytest.M
 
 
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
-def test_instructions_are_the_same_in_each_run(tmp_path: Path) -> None:
+def test_instructions_are_the_same_in_each_run(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--fewer"):
+        pytest.skip("under valgrind torch alone takes a minute to import: make test-all")
     out = tmp_path / "host"
     chosen = ("--device", "cpu", "--groups", "layers", "--sizes", "200", "--models", "SimpleConv", "--out", str(out))
     assert main(["bench", "host", *chosen, "--instructions", "--control"]) == 0

@@ -59,7 +59,7 @@ def test_interrupt_at_any_line_of_switching(which, request):
     gnnfast.disable()
     off = state()
     assert not any(a is b for a, b in zip(on, off))
-    for line in itertools.count(0, 11 if request.config.getoption("--fewer") else 3):
+    for line in itertools.count(0, 31 if request.config.getoption("--fewer") else 3):
         (gnnfast.enable if which == "disable" else gnnfast.disable)()
         interrupted = _until(line, getattr(gnnfast, which))
         gnnfast.disable()

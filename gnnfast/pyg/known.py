@@ -318,6 +318,24 @@ def replaced_in_layer(cls: type) -> str:
         return "a function"
 
 
+@functools.cache
+def _of_product(cls: Any) -> Watch:
+    module = sys.modules[cls.__module__]
+
+    def judge() -> bool:
+        return _is_as_written(cls.message_and_aggregate, cls.__module__) and is_dispatched(module.spmm)
+
+    return Watch(("message_and_aggregate",), {"module": module}, ("module.spmm",), judge)
+
+
+def multiplies(cls: type) -> bool:
+    """Whether what one of PyG's layers does with a matrix is PyG's product, which nobody has replaced."""
+    try:
+        return _of_product(cls).verdict(cls)  # type: ignore[no-any-return]
+    except AttributeError:
+        return False
+
+
 # Functions of aggregations: class, name, module.
 _SCALERS = (
     *((f"{name}Aggregation", "forward", _BASIC) for name in ("Sum", "Mean", "Max", "Min", "Var", "Std")),

@@ -394,7 +394,8 @@ def over_list(forward: Callable[..., Any], original: FunctionType, cls: type, po
     PyG's ``gcn_norm`` sorts and makes another matrix in each call."""
     module, adj, weight = arguments[0], arguments[position], arguments[position + 1]
     found = None
-    if weight is None and module.fuse and not guards.context() and keeps_to_itself(module, cls) in LINEAR:
+    fuses = weight is None and module.fuse and not guards.context()
+    if fuses and keeps_to_itself(module, cls) in LINEAR and known.multiplies(cls):
         found = weighed(module, adj, arguments[1])
     if found is None:
         return NotImplemented

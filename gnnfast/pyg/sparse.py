@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnfast import guards
-from gnnfast.cache import Sightings, cache
+from gnnfast.cache import cache
 from gnnfast.config import is_overridden, settings
 from gnnfast.dispatch.execute import aggregate
 from gnnfast.dispatch.select import most_left
@@ -24,7 +24,8 @@ from gnnfast.types import FEATURE_DTYPES
 _PLACE = "pyg spmm"
 _is_grad_enabled = torch.is_grad_enabled
 _CSR, _deterministic = torch.sparse_csr, torch._C._get_deterministic_algorithms
-_REDUCTIONS = ("sum", "add", "mean", "max", "min")
+_ADDED = ("sum", "add")
+_REDUCTIONS = (*_ADDED, "mean", "max", "min")
 
 
 def make_spmm(original: FunctionType) -> Any:
@@ -33,7 +34,7 @@ def make_spmm(original: FunctionType) -> Any:
     def spmm(src: Any, other: Any, reduce: Any) -> Any:
         if _is_small(src, other, reduce):  # as PyG has it, whatever records calls
             ran(_PLACE, "PyG's own", SMALL)
-            if reduce in ("sum", "add") and src.layout is _CSR:
+            if reduce in _ADDED and src.layout is _CSR:
                 return torch.sparse.mm(src, other)
             return torch.sparse.mm(src, other, reduce) if src.is_cpu and reduce in _REDUCTIONS else NotImplemented
         reason = guards.context() or _unsupported(src, other, reduce)
@@ -48,56 +49,62 @@ def make_spmm(original: FunctionType) -> Any:
     return spmm
 
 
-# By the id of a matrix: itself, whether it is small in training on a CPU, up to how many numbers it may multiply in inference, and
-# whether it is on a CPU. It only decides who multiplies.
-_bounds: dict[int, tuple[weakref.ref[Tensor], bool, float, bool]] = {}
-_MOST = 1024
 ROW_BYTES = 64  # in training on a CPU, however wide rows are
 
 
 def _is_small(src: Any, other: Any, reduce: Any) -> bool:
     """Whether torch's product is as fast: on a CPU it needs no other format. Over a matrix that is known there, too, so that no
-    call rounds otherwise than another. On small graphs each function that this calls takes a hundredth of a layer."""
-    bound = _bounds.get(id(src))
-    if bound is None or bound[0]() is not src or is_overridden():
-        if _is_new(src):
-            return True
-        bound = _bound(src)
-        if bound is None:
-            return False
-    _, training, most, on_cpu = bound
-    needs_grad = _is_grad_enabled() and other.requires_grad
-    if on_cpu:
-        return training if needs_grad else other.numel() <= most
-    return not needs_grad and reduce in ("sum", "add") and other.numel() <= most and not _deterministic()
-
-
-def _is_new(src: Any) -> bool:
-    """Whether a GPU meets a matrix for the first time. Of one that is not used again a graph pays only over more than 8 million
-    entries, in training more than 2, where torch's product takes up to a third longer; to ask how many there are takes longer."""
-    if type(src) is not Tensor or not src.is_cuda or src.layout is torch.strided or not settings().is_free or _deterministic():
+    call rounds otherwise than another. On small graphs each function that this calls takes a hundredth of a layer: nothing is
+    remembered where that takes longer than to ask."""
+    if type(src) is not Tensor:
         return False
-    return not (_is_grad_enabled() and saved_tensors_are_watched()) and not _met.again(src)
+    needs_grad = _is_grad_enabled() and other.requires_grad
+    if not src.is_cpu:
+        return src.is_cuda and _is_small_on_gpu(src, other, reduce, needs_grad)
+    if src.layout is not _CSR:
+        return False
+    most = most_left(needs_grad, settings(), "adjacency cpu")
+    if needs_grad:
+        return src._nnz() * ROW_BYTES <= most
+    nbytes = other.numel() * other.element_size()  # as many rows have no more entries, if that is few already
+    return nbytes * src.size(0) <= most or nbytes * src._nnz() <= most * src.size(-1)
 
 
-_met = Sightings()
+# By the id of a matrix on a GPU: itself, and up to how many numbers torch may multiply with it, known (not None) from the second
+# time on. It only decides who multiplies.
+_bounds: dict[int, tuple[weakref.ref[Tensor], float | None]] = {}
+_MOST = 1024
 
 
-def _bound(src: Any) -> tuple[weakref.ref[Tensor], bool, float, bool] | None:
-    if type(src) is not Tensor or src.layout is torch.strided or not guards.has_kernels(src):
-        return None
-    is_csr, on_cpu, current, entries = src.layout is _CSR, src.is_cpu, settings(), src._nnz()
-    if on_cpu and not is_csr:
-        return None
-    where = "adjacency cpu" if on_cpu else "adjacency cuda"
-    training = entries * ROW_BYTES <= most_left(True, current, where)
-    most = most_left(False, current, where) / (entries * src.element_size() or 1) * src.size(-1) if is_csr else -1.0
-    bound = weakref.ref(src), training, most, on_cpu
-    if not is_overridden():
-        if len(_bounds) >= _MOST:
-            _bounds.clear()
-        _bounds[id(src)] = bound
-    return bound
+def _is_small_on_gpu(src: Tensor, other: Any, reduce: Any, needs_grad: bool) -> bool:
+    found = _bounds.get(id(src))
+    is_known = found is not None and found[0]() is src
+    if not is_known and _is_new(src):
+        _remember(src, None)
+        return True
+    if needs_grad or reduce not in _ADDED or src.layout is not _CSR or _deterministic():
+        return False
+    most = found[1] if found is not None and is_known and not is_overridden() else None
+    if most is None:
+        most = most_left(False, settings(), "adjacency cuda") / (src._nnz() * src.element_size() or 1) * src.size(-1)
+        if not is_overridden():
+            _remember(src, most)
+    return other.numel() <= most  # type: ignore[no-any-return]
+
+
+def _is_new(src: Tensor) -> bool:
+    """Whether a matrix that a GPU meets for the first time may be torch's. Of one that is not used again a graph pays only over
+    more than 8 million entries, in training more than 2, where torch's product takes up to a third longer; to ask how many there
+    are takes longer."""
+    if src.layout is torch.strided or not settings().is_free or _deterministic():
+        return False
+    return not (_is_grad_enabled() and saved_tensors_are_watched())
+
+
+def _remember(src: Tensor, most: float | None) -> None:
+    if len(_bounds) >= _MOST:
+        _bounds.clear()
+    _bounds[id(src)] = weakref.ref(src), most
 
 
 def _unsupported(src: Any, other: Any, reduce: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 import pytest
@@ -188,15 +189,21 @@ class Multiplied(nn.SAGEConv):
         return super().message_and_aggregate(adj_t, x) * 2
 
 
+@pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("make", [Updated, Checked, Multiplied])
-def test_functions_of_subclasses(make, device):
+def test_functions_of_subclasses(make, few, device, request):
+    if few:
+        request.getfixturevalue("small")
     adj = matrix("random", device)
     layer = make(F, F).double()
     compare(layer, features(adj), adj, tolerance=1e-9)
     assert make is not Checked or layer.checked
 
 
-def test_functions_of_instances():
+@pytest.mark.parametrize("few", [False, True])
+def test_functions_of_instances(few, request):
+    if few:
+        request.getfixturevalue("small")
     adj, layer = matrix("random"), nn.SAGEConv(F, 5).double()
     x = features(adj)
     before = layer(x, adj)
@@ -206,6 +213,44 @@ def test_functions_of_instances():
     del layer.message_and_aggregate
     layer.update = lambda out: out * 2
     same(lambda: [layer(x, adj)])
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("make", [nn.SAGEConv, nn.GraphConv, nn.GCNConv, nn.SimpleConv])
+def test_replaced_products(make, few, aggr, device, request, monkeypatch):
+    """Another ``spmm`` in a layer's module, or another code of what calls it: before a layer was called, and after."""
+    if few:
+        request.getfixturevalue("small")
+    adj = matrix("random", device)
+    x = features(adj)
+    layer = (
+        make(*(() if make is nn.SimpleConv else (F, 5)), aggr="sum" if adj.is_cuda and aggr == "max" else aggr).double().to(device)
+    )
+
+    def step():
+        with torch.no_grad():
+            return [layer(x, adj)]
+
+    module, multiplies = sys.modules[make.__module__], make.message_and_aggregate
+    of_pyg = module.spmm
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "spmm", lambda *args, **kwargs: 2 * of_pyg(*args, **kwargs))
+            same(step)
+        same(step)
+        with monkeypatch.context() as patch:
+            patch.setattr(multiplies, "__code__", _nothing.__code__ if make is not nn.GraphConv else _nothing_of_edges.__code__)
+            same(step)
+        same(step)
+
+
+def _nothing(self, adj_t, x):
+    return 0 * (x[0] if isinstance(x, tuple) else x)
+
+
+def _nothing_of_edges(self, edge_index, x, edge_weight):
+    return 0 * x[0]
 
 
 @pytest.mark.parametrize("name", sorted(convs.NO_MATRIX))

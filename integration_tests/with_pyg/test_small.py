@@ -18,7 +18,7 @@ from torch_geometric.utils import spmm, to_torch_csr_tensor
 import gnnfast
 from gnnfast.dispatch import select
 from gnnfast.lazy import rows
-from gnnfast.pyg import listed, small, sparse, verdict
+from gnnfast.pyg import listed, small, verdict
 
 F = 6
 SIZES = dict(select.SMALL)
@@ -380,7 +380,6 @@ def test_small_matrices_are_multiplied_by_torch(make, reduce, monkeypatch):
     for grad in (True, False):
         for most, left in ((-1, False), (entries * (64 if grad else 4 * F), True)):
             monkeypatch.setitem(select.SMALL, "adjacency cpu", select.Small(most, most))
-            monkeypatch.setattr(sparse, "_bounds", {})
             with torch.set_grad_enabled(grad):
                 found = [
                     results(layer, x, adjacency) if grad else [layer(x, adjacency)]
