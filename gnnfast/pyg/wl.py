@@ -54,7 +54,7 @@ def make_wl_conv(original: FunctionType) -> Callable[..., Any]:
             out = _mean(module, x, edge_index, verdict.place)
         except (Unsupported, IndexError, ValueError):  # PyG raises its own
             return NotImplemented
-        return out.add_(x).mul_(0.5)
+        return (x + out).mul_(0.5)  # in this order: rows of x may lie in memory otherwise, and so do PyG's results
 
     return wl_conv
 

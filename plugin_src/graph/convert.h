@@ -1,17 +1,14 @@
 // COO to CSR: a stable counting (CPU) or radix (CUDA) sort by row, linear in the number of edges.
 //
 //   rowptr [num_rows + 1] int32, col [E] int32: column of each slot; perm [E] int32: the edge id of each slot. Within a row,
-//   slots ascend by edge id.
+//   slots ascend by edge id. With `both` the transpose is made as well: what a new small graph takes is the host's time.
 //
 // On a CPU (coo_to_csr) perm is empty where the rows came sorted, so that slots are edge ids, and the caller reads the facts
 // [4] int64, the least and the greatest row and column, and raises the error if one is outside (gnnfast/ops/convert.py). On
 // CUDA (coo_to_formats) nothing waits for the device: an edge with an id outside is left out (its slot lies behind those of all
 // rows, its column is 0) and complained of (common/ids.cuh), so that kernels may run over the result before anybody has looked,
-// and of the schedule the host knows only how long it can be.
-//   both   makes the transpose as well: what a new small graph takes is the host's time
-// and on CUDA, in the same launches,
-//   loops  gives each of the min(num_rows, num_cols) nodes one edge to itself, with the ids from E on; edges that were
-//          loops are left out
+// and of the schedule the host knows only how long it can be. There `loops` gives each of the min(num_rows, num_cols) nodes one
+// edge to itself, with the ids from E on; edges that were loops are left out.
 //
 // loops_listed: edge_index [2, E], without its loops if these are to be removed, in order, and then a loop at each of
 // num_nodes nodes; int64. Ids may be anything. On CUDA it waits for the number of loops, as PyG does, if these are removed.
