@@ -17,13 +17,14 @@ from gnnfast.graph import ids
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import listed
 from gnnfast.pyg.adjacency import graph_of
+from gnnfast.pyg.as_written import sums
 from gnnfast.pyg.small import ALONE, SMALL
 from gnnfast.pyg.verdict import check_module, keeps_methods
 from gnnfast.reporting import ran
 from gnnfast.types import REORDERED
 from gnnfast.unsupported import Unsupported
 
-_STRIDED = torch.strided
+_STRIDED, _ops = torch.strided, torch.ops.gnnfast
 
 
 def make_wl_conv(original: FunctionType) -> Callable[..., Any]:
@@ -62,16 +63,15 @@ def make_wl_conv(original: FunctionType) -> Callable[..., Any]:
 def _mean(module: Any, x: Tensor, edge_index: Tensor, place: str) -> Tensor:
     """Over small graphs by few operations: the host takes longer between these than in them. Raises Unsupported if PyG's own must
     run."""
-    nodes, num_edges = x.shape[0], edge_index.shape[1]
-    small = cannot_win(num_edges * x.shape[1] * x.element_size(), torch.is_grad_enabled(), settings())
+    nodes = x.shape[0]
+    small = cannot_win(edge_index.shape[1] * x.shape[1] * x.element_size(), torch.is_grad_enabled(), settings())
     if not small or torch.are_deterministic_algorithms_enabled():
         graph = graph_of(edge_index, nodes, nodes, True)
         if graph.device != x.device:
             raise Unsupported("features and edge_index are on different devices")
         return aggregate(graph, x, None, "mean", place=place, training=module.training, owner=module, copies=True)
-    if edge_index.shape[0] != 2 or edge_index.dtype is not torch.int64 or edge_index.device != x.device:
-        raise Unsupported("the edges are not as PyG wants them")
-    if guards.operand("edge_index", edge_index):
+    plain = edge_index.shape[0] == 2 and edge_index.dtype is torch.int64 and not guards.operand("edge_index", edge_index)
+    if not plain or edge_index.device != x.device:
         raise Unsupported("the edges are not as PyG wants them")
     if listed.pays(edge_index, x):
         out = listed.aggregate(edge_index, True, None, x, nodes, "mean")
@@ -80,10 +80,8 @@ def _mean(module: Any, x: Tensor, edge_index: Tensor, place: str) -> Tensor:
             return out  # type: ignore[no-any-return]
     src, dst = edge_index.unbind()
     try:
-        rows, index = x.index_select(0, src), dst.unsqueeze(1)
-        sums = torch.zeros_like(x).scatter_add_(0, index.expand_as(rows), rows)
-        degrees = x.new_zeros(nodes, 1).scatter_add_(0, index, x.new_ones(num_edges, 1))
+        out = sums(x.index_select(0, src), dst, nodes) / _ops.degrees.default(dst, nodes, x.dtype).unsqueeze(1)
     except RuntimeError as error:  # PyG raises its own
         raise Unsupported(str(error)) from None
     ran(place, "PyG's own", ALONE[SMALL])
-    return sums / degrees.clamp_(min=1)
+    return out
