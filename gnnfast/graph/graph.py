@@ -252,9 +252,7 @@ class Graph:
         csc = (self.edges.formats[BY_DST] is not None) == self.flipped
         csr = self.csc if csc else self.csr
         make, columns = (Graph.from_csc, self.num_dst) if csc else (Graph.from_csr, self.num_src)
-        arrays = (None if t is None else t.detach() for t in (csr.rowptr, csr.col, csr.perm))  # without what is kept of them
-        rowptr, col, perm = arrays
-        return make, (rowptr, col, columns, perm)
+        return make, (csr.rowptr, csr.col, columns, csr.perm)
 
     def reverse(self) -> Graph:
         """The graph with every edge turned around; it shares all formats with this one.

@@ -89,35 +89,35 @@ def _(like: Tensor, rows: int, width: int) -> Tensor:
     return like.new_empty(rows, width)
 
 
-def _nobody() -> None:
+class _OfArray:
+    """What is kept of an array ``ref()``, by name, and as whose it counts."""
+
+    __slots__ = ("made", "owner", "ref")
+
+    def __init__(self, array: Tensor) -> None:
+        key = id(array)
+        self.ref, self.made, self.owner = weakref.ref(array, lambda _: _of_arrays.pop(key, None)), {}, _nobody  # type: ignore[var-annotated]
+
+    @classmethod
+    def of(cls, array: Tensor) -> _OfArray:
+        found = _of_arrays.get(id(array))
+        if found is None or found.ref() is not array:
+            found = _of_arrays[id(array)] = cls(array)
+        return found
+
+
+def _nobody() -> Any:
     return None
 
 
-class _Kept:
-    """What is kept of an array, by name, and as whose it counts: an attribute of the array, let go with it. Copies of the array
-    and pickles have nothing."""
-
-    __slots__ = ("made", "owner")
-
-    def __init__(self) -> None:
-        self.made: dict[Hashable, Any] = {}
-        self.owner: Callable[[], Any] = _nobody
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Kept, ()
-
-    @staticmethod
-    def of(array: Tensor) -> _Kept:
-        return array.__dict__.get(_KEPT) or array.__dict__.setdefault(_KEPT, _Kept())  # type: ignore[no-any-return]
-
-
-_KEPT = "_gnnfast_kept"
+# By the id of the array, let go with it: a dictionary of tensors takes five times as long to ask.
+_of_arrays: dict[int, _OfArray] = {}
 
 
 def derived(array: Tensor, what: Hashable, make: Callable[[], Any]) -> Any:
     """What ``make`` makes of one of a graph's arrays, with ``nbytes``, kept as long as the array under the name ``what``; ``None``
     if it would be made while a CUDA graph is captured, since it would then have no values before the replay."""
-    kept = _Kept.of(array)
+    kept = _OfArray.of(array)
     found = kept.made.get(what)
     if found is None:
         if array.is_cuda and is_capturing():
@@ -132,7 +132,7 @@ def derived(array: Tensor, what: Hashable, make: Callable[[], Any]) -> Any:
 
 def own(array: Tensor, owner: Held) -> None:
     """Lets what :func:`derived` keeps of an array count as its owner's."""
-    _Kept.of(array).owner = weakref.ref(owner)
+    _OfArray.of(array).owner = weakref.ref(owner)
 
 
 def inverse(perm: Tensor) -> Tensor | None:

@@ -171,6 +171,8 @@ def edges_for(module: Any, adj: Any, pair: Any) -> Tensor | None:
     edges: features of theirs, elements that are the same, of which loops make one, or a dropout that it draws in their order."""
     if len(pair) != 2 or not all(type(x) is Tensor and x.dim() for x in pair) or guards.context():
         return None
+    if module.__dict__["flow"] != "source_to_target":  # PyG raises its own
+        return None
     if _shape_of(adj) != [pair[1].shape[0], pair[0].shape[0]] or _requires_grad(adj):
         return None
     if module.training and module.__dict__.get("dropout") and settings().dropout == "framework":
@@ -202,6 +204,8 @@ def weighed(module: Any, adj: Any, x: Any) -> tuple[Tensor, Tensor | None] | Non
     own = module.__dict__
     if type(x) is not Tensor or x.dim() != 2 or own["flow"] != "source_to_target":
         return None
+    if module.training and own.get("dropout"):  # APPNP's, of weights in the order of the matrix
+        return None
     if _shape_of(adj) != [x.shape[0]] * 2 or _requires_grad(adj):
         return None
     of_torch = type(adj) is Tensor
@@ -210,7 +214,8 @@ def weighed(module: Any, adj: Any, x: Any) -> tuple[Tensor, Tensor | None] | Non
     edge_index = edges_of(adj)
     if edge_index is None:
         return None
-    weight, loops, fill = _values_of(adj), own.get("add_self_loops"), 2.0 if own.get("improved") else 1.0
+    loops = own.get("normalize", True) and own.get("add_self_loops")
+    weight, fill = _values_of(adj), 2.0 if own.get("improved") else 1.0
     if weight is None:
         if not loops or fill == 1:
             return edge_index, None

@@ -394,9 +394,11 @@ def over_list(forward: Callable[..., Any], original: FunctionType, cls: type, po
     PyG's ``gcn_norm`` sorts and makes another matrix in each call."""
     module, adj, weight = arguments[0], arguments[position], arguments[position + 1]
     found = None
-    fuses = weight is None and module.fuse and not guards.context()
-    if fuses and keeps_to_itself(module, cls) in LINEAR and known.multiplies(cls):
-        found = weighed(module, adj, arguments[1])
+    if weight is None and module.fuse and not guards.context() and known.multiplies(cls):
+        reduce = keeps_to_itself(module, cls)
+        # Of a matrix PyG takes the name of the reduction, of a list its module.
+        if reduce in LINEAR and module.aggr in (reduce, "add" if reduce == "sum" else reduce):
+            found = weighed(module, adj, arguments[1])
     if found is None:
         return NotImplemented
     arguments = (*arguments[:position], *found, *arguments[position + 2 :])

@@ -56,7 +56,7 @@ def _is_small(src: Any, other: Any, reduce: Any) -> bool:
     """Whether torch's product is as fast: on a CPU it needs no other format. Over a matrix that is known there, too, so that no
     call rounds otherwise than another. On small graphs each function that this calls takes a hundredth of a layer: nothing is
     remembered where that takes longer than to ask."""
-    if type(src) is not Tensor:
+    if type(src) is not Tensor or not isinstance(other, Tensor):  # PyG raises its own
         return False
     needs_grad = _is_grad_enabled() and other.requires_grad
     if not src.is_cpu:

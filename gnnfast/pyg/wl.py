@@ -48,7 +48,8 @@ def make_wl_conv(original: FunctionType) -> Callable[..., Any]:
         ids.check()
         try:
             verdict = check_module(module)
-            if verdict.update is not None or verdict.message.feature != "x" or verdict.reduce != "sum":
+            feature, weight, _, optional = verdict.message
+            if verdict.update is not None or feature != "x" or not (weight is None or optional) or verdict.reduce != "sum":
                 return NotImplemented
             if not is_dispatched(type(module).propagate):
                 return NotImplemented

@@ -19,6 +19,7 @@ from torch_geometric.utils import spmm
 import gnnfast
 from gnnfast.pyg import matrices, sparse
 
+NORMALISING = ("GCNConv", "SGConv", "SSGConv", "TAGConv", "APPNP", "LGConv", "GCN2Conv", "MixHopConv", "ARMAConv")
 LAYOUTS = {"csr": torch.sparse_csr, "coo": torch.sparse_coo}
 IS_NEW = sparse._is_new
 MATRICES = [("random", "csr", False), ("random", "csr", True), ("random", "coo", False)]
@@ -245,6 +246,46 @@ def test_replaced_products(make, few, aggr, device, request, monkeypatch):
         same(step)
 
 
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("name", [*NORMALISING, "ClusterGCNConv", "SAGEConv", "GINConv"])
+def test_another_reduction(name, few, device, request):
+    """Of a matrix PyG takes the name of the reduction, whatever module a layer has for lists of edges."""
+    if few:
+        request.getfixturevalue("small")
+    adj = matrix("random", device)
+    x = features(adj)
+    for aggr in ("mean", "sum") if adj.is_cuda else ("mean", "max", "sum"):
+        layer = convs.ALL[name](F, F).double().to(device)
+        layer.aggr = aggr
+        check(layer, x, adj)
+    layer = convs.ALL[name](F, F).double().to(device)
+    layer.aggr_module = nn.aggr.MeanAggregation()
+    check(layer, x, adj)
+
+
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options"), [("GCNConv", {"normalize": False}), ("APPNP", {"dropout": 0.5}), ("GCNConv", {"improved": True})]
+)
+def test_options_that_change(name, options, few, device, request):
+    if few:
+        request.getfixturevalue("small")
+    adj, layer = matrix("random", device), convs.ALL[name](F, F).double().to(device)
+    x = features(adj)
+    check(layer, x, adj)
+    vars(layer).update(options)
+    check(layer, x, adj)
+
+
+@pytest.mark.parametrize("other", [None, [1], 1.0])
+def test_products_with_what_is_no_tensor_raise_as_in_pyg(other, layout):
+    for adj in (matrix("random", layout=layout), torch.eye(3, dtype=torch.float64)):
+        with pytest.raises(Exception) as expected:
+            without(lambda: quietly(lambda: spmm(adj, other)))  # noqa: B023
+        with pytest.raises(expected.type):
+            quietly(lambda: spmm(adj, other))  # noqa: B023
+
+
 def _nothing(self, adj_t, x):
     return 0 * (x[0] if isinstance(x, tuple) else x)
 
@@ -260,17 +301,17 @@ def test_what_multiplies_with_no_matrix_raises_as_in_pyg(name, layout):
 
 
 @pytest.mark.parametrize("few", [False, True])
-@pytest.mark.parametrize("make", [*WHOLE.values(), lambda: nn.SAGEConv(F, 5), lambda: nn.GCNConv(F, 5), lambda: nn.LEConv(F, 5)])
-def test_what_does_not_fit_raises_as_in_pyg(make, few, request):
+@pytest.mark.parametrize("name", [*WHOLE, "SAGEConv", "GCNConv", "LEConv", "PNAConv", "FAConv"])
+def test_what_does_not_fit_raises_as_in_pyg(name, few, request):
     if few:
         request.getfixturevalue("small")
-    adj, layer = matrix("random"), make().double()
+    adj, layer = matrix("random"), (convs.ALL[name](F, F) if name not in WHOLE else WHOLE[name]()).double()
     with pytest.raises((RuntimeError, ValueError, AssertionError, IndexError)) as expected:
         without(lambda: layer(features(adj)[:-1], adj))
     for _ in range(2):
         with pytest.raises(expected.type):
             layer(features(adj)[:-1], adj)
-    layer.flow = "target_to_source"
+    getattr(layer, "conv", layer).flow = "target_to_source"
     with pytest.raises(ValueError, match='"target_to_source" is invalid'):
         layer(features(adj), adj)
 

@@ -84,7 +84,6 @@ CALLS = {
     "a pair of which one is missing": lambda layer, x, edge_index: layer((x, None), edge_index),
     "a size": lambda layer, x, edge_index: layer(x, edge_index, None, (x.shape[0], x.shape[0])),
     "the other direction": lambda layer, x, edge_index: WLConvContinuous(flow="target_to_source")(x, edge_index),
-    "int32": lambda layer, x, edge_index: layer(x, edge_index.int().long()),
     "not contiguous": lambda layer, x, edge_index: layer(x.t().contiguous().t(), edge_index.t().contiguous().t()),
     "half": lambda layer, x, edge_index: layer(x.half(), edge_index).double(),
     "no features": lambda layer, x, edge_index: layer(x[:, :0], edge_index),
