@@ -29,7 +29,7 @@ from gnnfast.pyg import known, listed
 from gnnfast.pyg.adjacency import Listed, running
 from gnnfast.pyg.matrices import is_matrix, weighed
 from gnnfast.pyg.small import are_few, is_new_and_tiny
-from gnnfast.pyg.verdict import check_module
+from gnnfast.pyg.verdict import check_module, is_by_name
 from gnnfast.reporting import ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, LINEAR, REORDERED
 from gnnfast.unsupported import Unsupported
@@ -396,8 +396,7 @@ def over_list(forward: Callable[..., Any], original: FunctionType, cls: type, po
     found = None
     if weight is None and module.fuse and not guards.context() and known.multiplies(cls):
         reduce = keeps_to_itself(module, cls)
-        # Of a matrix PyG takes the name of the reduction, of a list its module.
-        if reduce in LINEAR and module.aggr in (reduce, "add" if reduce == "sum" else reduce):
+        if reduce in LINEAR and is_by_name(module, reduce):
             found = weighed(module, adj, arguments[1])
     if found is None:
         return NotImplemented

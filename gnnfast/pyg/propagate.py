@@ -22,7 +22,7 @@ from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.graph.formats import BY_SRC
 from gnnfast.guards import tracing_state
 from gnnfast.patching import left_alone
-from gnnfast.pyg import bounded, general, listed
+from gnnfast.pyg import bounded, general, known, listed
 from gnnfast.pyg.adjacency import graph_of, running
 from gnnfast.pyg.as_written import as_written, rule_of
 from gnnfast.pyg.attention import dot_attention, is_first_and_small, is_small_transformer
@@ -31,7 +31,7 @@ from gnnfast.pyg.matrices import as_list, is_matrix, is_new_and_few, multiply
 from gnnfast.pyg.messages import DOT_ATTENTION, GINE, RELU_FORMS, Message, means_relu
 from gnnfast.pyg.products import is_product
 from gnnfast.pyg.small import ALONE, NEW_AND_SMALL, PARTS, SMALL, bounds, is_new, most_ids, of_sums, parts_are_few, remember
-from gnnfast.pyg.verdict import COLLECT, GENERIC, OfClass, Verdict, check_module, reduction_of, refused, served
+from gnnfast.pyg.verdict import COLLECT, GENERIC, OfClass, Verdict, check_module, is_by_name, reduction_of, refused, served
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import EXTREMA, FEATURE_DTYPES, INDEX_DTYPES
 from gnnfast.unsupported import Unsupported
@@ -43,10 +43,14 @@ def propagate(
     original: FunctionType, module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], collect: str = COLLECT
 ) -> Any:
     """Stands in for the ``original`` ``propagate`` that PyG generates for a class. Returns ``NotImplemented`` to let it run."""
-    if (type(edge_index) is not Tensor or edge_index.layout is not _STRIDED) and is_matrix(edge_index):
-        if module.fuse:  # PyG's product, which gnnfast.pyg.sparse serves
-            return multiply(module, edge_index, kwargs) if collect == COLLECT else NotImplemented
-        return _over_list(original, module, edge_index, kwargs, collect)
+    if type(edge_index) is not Tensor or edge_index.layout is not _STRIDED:
+        if is_matrix(edge_index):
+            if module.fuse:  # PyG's product, which gnnfast.pyg.sparse serves
+                return multiply(module, edge_index, kwargs) if collect == COLLECT else NotImplemented
+            return _over_list(original, module, edge_index, kwargs, collect)
+        if _is_edge_index(edge_index) and _multiplies_otherwise(module, edge_index):
+            fell_back(f"pyg {type(module).__name__}", "its product with an EdgeIndex is another than the sum of its messages")
+            return NotImplemented
     bound = bounds.get(id(module))
     if bound is not None and (
         left.edge_index is edge_index or (not _is_own(edge_index) and bound.holds(kwargs.get(bound.feature), edge_index))
@@ -83,6 +87,17 @@ def propagate(
     if lasts and not not_now and not pays:
         _keep_quiet(module, edge_index, kwargs, reason)
     return NotImplemented
+
+
+def _multiplies_otherwise(module: Any, edge_index: Any) -> bool:
+    """Whether PyG multiplies with an ``EdgeIndex``, and not as it reduces messages: by code that is not its own, or by the name of
+    another reduction."""
+    if not module.fuse or not module.SUPPORTS_FUSED_EDGE_INDEX or not edge_index.is_sorted_by_col:
+        return False
+    cls = next(c for c in type(module).__mro__ if "message_and_aggregate" in vars(c))
+    if "message_and_aggregate" in module.__dict__ or not cls.__module__.startswith("torch_geometric.nn."):
+        return True
+    return not known.multiplies(cls) or not is_by_name(module, reduction_of(module))
 
 
 def _over_list(original: FunctionType, module: Any, adj: Any, kwargs: dict[str, Any], collect: str) -> Any:

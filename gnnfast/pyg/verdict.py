@@ -217,6 +217,11 @@ def refused(cls: type) -> str:
 _of_layers = operator.attrgetter("message", "aggregate", "update", "message_and_aggregate", "forward")
 
 
+def is_by_name(module: Any, reduce: str | None) -> bool:
+    """Whether the name by which PyG reduces over a matrix is that of a reduction, which it finds for a list in a module."""
+    return module.aggr == reduce or (reduce == "sum" and module.aggr == "add")
+
+
 def keeps_methods(cls: Any, layer: Any) -> bool:
     """Whether a class has all methods of PyG's ``layer``, which it is or derives from."""
     return cls is layer or _of_layers(cls) == _of_layers(layer)
