@@ -28,6 +28,7 @@ from gnnfast.dgl.structure import ends, known, starves, structure
 from gnnfast.dispatch import execute
 from gnnfast.dispatch.bias import biased
 from gnnfast.graph.checks import saved_tensors_are_watched
+from gnnfast.patching import class_of
 from gnnfast.reporting import ran
 from gnnfast.unsupported import Unsupported
 
@@ -42,7 +43,8 @@ _GLOBAL_HOOKS = tuple(
 
 # Functions that layers call, and where DGL defines them; and methods of graphs.
 _CALLED = {"edge_softmax": "dgl.ops.edge_softmax", "expand_as_pair": "dgl.utils.internal"}
-_METHODS = ("apply_edges", "update_all", "local_scope", "in_degrees")
+_METHODS = ("apply_edges", "update_all", "local_scope", "in_degrees", "out_degrees")
+_names = frozenset(_METHODS)
 
 
 def _defined(name: str, where: str) -> Any:
@@ -59,14 +61,17 @@ def dispatcher(forward: Callable[..., Any]) -> Callable[[FunctionType], Callable
         functions = original.__globals__
         called = [(name, _defined(name, where)) for name, where in _CALLED.items() if name in functions]
         methods = [(name, _defined(f"DGLGraph.{name}", "dgl.heterograph")) for name in _METHODS]
+        message = getattr(class_of(original), "message", None)
 
         def dispatch(module: Any, graph: Any, *args: Any) -> Any:
             place = f"dgl {type(module).__name__}"
             try:
                 if any(functions.get(name) is not f for name, f in called):
                     raise Unsupported("a function that the layer calls was replaced")
-                if any(getattr(type(graph), name, None) is not f for name, f in methods):
-                    raise Unsupported("the graph is of a class of its own")
+                if any(getattr(type(graph), name, None) is not f for name, f in methods) or not _names.isdisjoint(vars(graph)):
+                    raise Unsupported("the graph is of a class of its own, or has methods of its own")
+                if getattr(type(module), "message", None) is not message:
+                    raise Unsupported("message() is another than the layer's")
                 return forward(module, graph, place, *args)
             except Unsupported as error:
                 ran(place, "in parts", str(error))  # which say themselves how they ran

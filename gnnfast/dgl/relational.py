@@ -41,8 +41,7 @@ from gnnfast.unsupported import Unsupported
 def _check_layer(module: Any, feat: Any, *typed: Any) -> None:
     """Raises Unsupported if a part of a layer is another than DGL's, or dtypes differ."""
     linear = sys.modules["dgl.nn.pytorch.linear"].TypedLinear
-    layer: Any = next(cls for cls in type(module).__mro__ if cls.__module__.startswith("dgl.nn.pytorch.conv."))
-    if type(module).message is not layer.message or "message" in module.__dict__:
+    if "message" in module.__dict__:
         raise Unsupported("message() is another than the layer's")
     if not isinstance(feat, Tensor) or any(not is_plain(part, linear) for part in typed):
         raise Unsupported("features are no tensor, or a linear layer is another than the layer's")

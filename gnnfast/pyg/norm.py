@@ -394,7 +394,8 @@ def over_list(forward: Callable[..., Any], original: FunctionType, cls: type, po
     PyG's ``gcn_norm`` sorts and makes another matrix in each call."""
     module, adj, weight = arguments[0], arguments[position], arguments[position + 1]
     found = None
-    if weight is None and module.fuse and not guards.context() and known.multiplies(cls):
+    fuses = weight is None and module.fuse and not guards.context()
+    if fuses and known.multiplies(cls) and is_dispatched(original.__globals__.get("gcn_norm")):
         reduce = keeps_to_itself(module, cls)
         if reduce in LINEAR and is_by_name(module, reduce):
             found = weighed(module, adj, arguments[1])

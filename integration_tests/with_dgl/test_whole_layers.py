@@ -301,6 +301,45 @@ def test_hooks_and_subclasses_are_heard():
         compare(layer, g, x, tolerance=TIGHT)
 
 
+class Doubling(dgl.DGLGraph):
+    def out_degrees(self, *args, **kwargs):
+        return 2 * super().out_degrees(*args, **kwargs)
+
+
+def _own_sum(graph):
+    update_all = graph.update_all
+    graph.update_all = lambda *args, **kwargs: update_all(dgl.function.copy_u("h", "m"), dgl.function.max("m", "h"))
+
+
+def _own_degrees(graph):
+    in_degrees = graph.in_degrees
+    graph.in_degrees = lambda *args, **kwargs: 4 * in_degrees(*args, **kwargs)
+
+
+@pytest.mark.parametrize("change", [lambda graph: setattr(graph, "__class__", Doubling), _own_sum, _own_degrees])
+def test_methods_of_graphs_are_heard(change):
+    g, x = square("random"), randn(30, F)
+    layer = nn.GraphConv(F, 5, allow_zero_in_degree=True).double()
+    expected = layer(g, x)
+    change(g)
+    assert not torch.equal(layer(g, x), expected)
+    comparison.same(lambda: [layer(g, x)], 1e-10)
+
+
+def test_messages_of_relational_layers_are_heard(monkeypatch):
+    g, x = square("random"), randn(30, F)
+    types = torch.arange(g.num_edges()) % 3
+    calls = {
+        nn.RelGraphConv: (nn.RelGraphConv(F, 4, 3).double(), (types,)),
+        nn.HGTConv: (nn.HGTConv(F, 2, 2, 2, 3).double(), (torch.arange(30) % 2, types)),
+    }
+    for kind, (layer, given) in calls.items():
+        message = kind.message
+        monkeypatch.setattr(kind, "message", lambda self, edges, of=message: {k: 2 * v for k, v in of(self, edges).items()})
+        comparison.same(lambda layer=layer, given=given: [layer.eval()(g, x, *given)], 1e-10)
+        monkeypatch.undo()
+
+
 class Wide(torch.nn.Linear):
     """What a part gives may be another shape than the layer's."""
 
