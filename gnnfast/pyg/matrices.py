@@ -106,8 +106,9 @@ def as_list(module: Any, adj: Any, kwargs: dict[str, Any], collect: str) -> tupl
     asked = (*steps.message, *steps.aggregate, *steps.update)
     if steps.collected is None or "edge_index" in asked:
         return None
+    # PyG gives the pointers of a matrix to who asks for them; its own aggregations do not compute anything else with them.
     own = (*steps.message, *steps.update, *(() if steps.known_aggregate else steps.aggregate))
-    if "ptr" in own and type(adj) is not Tensor:  # of which PyG gives it
+    if "ptr" in own or not _is_of_pyg(module.__dict__["_modules"].get("aggr_module")):
         return None
     edge_index = edges_of(adj)
     if edge_index is None:
@@ -118,6 +119,12 @@ def as_list(module: Any, adj: Any, kwargs: dict[str, Any], collect: str) -> tupl
         if values is not None and (name != "edge_attr" or values.dim() > 1):
             kwargs = kwargs | {name: values}
     return edge_index, kwargs
+
+
+def _is_of_pyg(aggregation: Any) -> bool:
+    """Whether an aggregation, with all its parts, is PyG's or torch's own."""
+    parts = aggregation.modules() if isinstance(aggregation, torch.nn.Module) else ()
+    return all(type(part).__module__.startswith(("torch_geometric.", "torch.")) for part in parts)
 
 
 def _values_of(adj: Any) -> Tensor | None:
@@ -202,7 +209,7 @@ def weighed(module: Any, adj: Any, x: Any) -> tuple[Tensor, Tensor | None] | Non
     """Edges and weights for a layer that normalises a matrix and multiplies with it. PyG keeps the loops of a list that are there;
     to those of torch's matrix it adds the one that it gives to each node, which in a ``SparseTensor`` takes their place."""
     own = module.__dict__
-    if type(x) is not Tensor or x.dim() != 2 or own["flow"] != "source_to_target":
+    if type(x) is not Tensor or x.dim() != 2 or own["flow"] != "source_to_target" or own["node_dim"] not in (-2, 0):
         return None
     if module.training and own.get("dropout"):  # APPNP's, of weights in the order of the matrix
         return None

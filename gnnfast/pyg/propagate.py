@@ -90,12 +90,12 @@ def propagate(
 
 
 def _multiplies_otherwise(module: Any, edge_index: Any) -> bool:
-    """Whether PyG multiplies with an ``EdgeIndex``, and not as it reduces messages: by code that is not its own, or by the name of
-    another reduction."""
+    """Whether PyG multiplies with an ``EdgeIndex``, and not as it reduces messages: by code that is not GraphConv's, or by the name
+    of another reduction."""
     if not module.fuse or not module.SUPPORTS_FUSED_EDGE_INDEX or not edge_index.is_sorted_by_col:
         return False
     cls = next(c for c in type(module).__mro__ if "message_and_aggregate" in vars(c))
-    if "message_and_aggregate" in module.__dict__ or not cls.__module__.startswith("torch_geometric.nn."):
+    if "message_and_aggregate" in module.__dict__ or cls.__module__ != "torch_geometric.nn.conv.graph_conv":
         return True
     return not known.multiplies(cls) or not is_by_name(module, reduction_of(module))
 

@@ -186,7 +186,7 @@ def _reduction(known: Any, fast: bool, module: Any) -> str:
 
     steps, own = check_layer(known, module), module.__dict__
     if fast:
-        if own["aggr"] not in _LINEAR:
+        if type(own["aggr"]) is not str or own["aggr"] not in _LINEAR:
             raise Unsupported(f"the aggregation is {own['aggr']}")
         return _LINEAR[own["aggr"]]
     if steps.reduce not in ("sum", "mean", "max", "min"):

@@ -422,6 +422,21 @@ def test_products_with_an_edge_index(name, few, device, request):
     assert name == "sum" or few or report.fallbacks
 
 
+class Fused(nn.SAGEConv):
+    SUPPORTS_FUSED_EDGE_INDEX = True
+
+
+def test_products_that_pyg_does_not_make_of_an_edge_index(device):
+    from torch_geometric import EdgeIndex
+
+    edge_index, n, _ = GRAPHS["sorted"]()
+    typed = EdgeIndex(edge_index.to(device), sparse_size=(n, n), sort_order="col")
+    layer, x = Fused(F, 5).to(device), torch.randn(n, F, device=device)
+    for call in (lambda: without(lambda: layer(x, typed)), lambda: layer(x, typed)):
+        with pytest.raises(ValueError, match="sorted by rows"):
+            call()
+
+
 def test_transforms_and_tracing_fall_back():
     edge_index, n, _ = GRAPHS["random"]()
     x = torch.randn(n, F)

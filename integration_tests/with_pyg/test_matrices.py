@@ -250,6 +250,63 @@ def test_replaced_products(make, few, aggr, device, request, monkeypatch):
         same(step)
 
 
+class PerDegree(nn.MessagePassing):
+    def forward(self, x, adj):
+        return self.propagate(adj, x=x)
+
+    def message(self, x_j: torch.Tensor, index: torch.Tensor, ptr: torch.Tensor | None) -> torch.Tensor:
+        return x_j if ptr is None else x_j / ptr.diff()[index].view(-1, 1)
+
+
+class InSegments(nn.MessagePassing):
+    def forward(self, x, adj):
+        return self.propagate(adj, x=x)
+
+    def message(self, x_j):
+        return x_j.exp()
+
+    def aggregate(self, inputs, index, ptr, dim_size):
+        return inputs.sum() if ptr is None else torch.segment_reduce(inputs, "sum", offsets=ptr)
+
+
+class Pointed(nn.aggr.Aggregation):
+    def forward(self, x, index=None, ptr=None, dim_size=None, dim=-2):
+        return self.reduce(x, index, None, dim_size, dim) * (1 if ptr is None else 2)
+
+
+class Exponential(nn.MessagePassing):
+    def forward(self, x, adj):
+        return self.propagate(adj, x=x)
+
+    def message(self, x_j):
+        return x_j.exp()
+
+
+POINTED = {"message": PerDegree, "aggregate": InSegments, "aggregation": lambda: Exponential(aggr=Pointed())}
+POINTED["part"] = lambda: Exponential(aggr=nn.aggr.MultiAggregation([Pointed(), nn.aggr.SumAggregation()]))
+
+
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("name", POINTED)
+def test_pointers_of_a_matrix(name, few, layout, device, request):
+    """PyG gives those of CSR to who asks for them."""
+    if few:
+        request.getfixturevalue("small")
+    adj, layer = matrix("random", device, layout), POINTED[name]()
+    x = features(adj)
+    for _ in range(4):
+        same(lambda: [layer(x, adj)], 1e-10)
+
+
+@pytest.mark.parametrize("name", ["GCNConv", "LGConv", "TAGConv"])
+def test_nodes_along_another_dimension(name, device):
+    """Which PyG's product does not ask for."""
+    adj = matrix("random", device)
+    options = {"normalize": False} if name != "TAGConv" else {"normalize": False, "K": 2}
+    layer = getattr(nn, name)(*(() if name == "LGConv" else (F, 5)), node_dim=-1, **options).double().to(device)
+    check(layer, features(adj), adj)
+
+
 @pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("name", [*NORMALISING, "ClusterGCNConv", "SAGEConv", "GINConv"])
 def test_another_reduction(name, few, device, request):

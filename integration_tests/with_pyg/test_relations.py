@@ -369,3 +369,14 @@ def test_new_graphs_of_few_edges_are_left_on_a_gpu(device, small):
         found.append(served(gnnfast.report()))
     assert found == [device.type == "cpu", device.type == "cpu", True]
     assert relative_error(out, without(lambda: layer(x, edge_index, types))) < 1e-5
+
+
+def test_several_aggregations_raise_as_in_pyg():
+    edge_index, types = torch.randint(20, (2, 60)), torch.arange(60) % 3
+    layer = nn.FastRGCNConv(F, 4, 3, aggr=["sum", "max"])
+    for call in (
+        lambda: without(lambda: layer(torch.randn(20, F), edge_index, types)),
+        lambda: layer(torch.randn(20, F), edge_index, types),
+    ):
+        with pytest.raises(AssertionError):
+            call()
