@@ -211,7 +211,7 @@ def weighed(module: Any, adj: Any, x: Any) -> tuple[Tensor, Tensor | None] | Non
     own = module.__dict__
     if type(x) is not Tensor or x.dim() != 2 or own["flow"] != "source_to_target" or own["node_dim"] not in (-2, 0):
         return None
-    if module.training and own.get("dropout"):  # APPNP's, of weights in the order of the matrix
+    if module.training and own.get("dropout"):  # APPNP's and FAConv's, drawn in the order of the matrix
         return None
     if _shape_of(adj) != [x.shape[0]] * 2 or _requires_grad(adj):
         return None
