@@ -28,7 +28,10 @@ def kinds_of(aggregation: Any) -> tuple[str, ...]:
             raise Unsupported(f"an aggregation is {type(part).__name__}")
         if getattr(part, "semi_grad", False):
             raise Unsupported("a variance or deviation has semi_grad=True")
-    if not all(map(is_plain, (aggregation, *found, *of_std))):
+    parts = [aggregation, *found, *of_std]
+    if aggregation._modules.get("fused_aggr") is not None:  # in PyG it computes several
+        parts.append(aggregation._modules["fused_aggr"])
+    if not all(map(is_plain, parts)):
         raise Unsupported("hooks are registered on the aggregation")
     if len(found) > MOST_KINDS:
         raise Unsupported(f"more than {MOST_KINDS} aggregations")

@@ -159,7 +159,7 @@ class Parts(NamedTuple):
 def _check(known: Any, parts: Parts, module: Any, pair: Any, edge_index: Any, edge_attr: Any, size: Any, weights: Any) -> None:
     """Raises Unsupported if the layer is not what PyG wrote, or kernels do not take its operands."""
     reason = guards.context()
-    if reason or len(pair) != 2 or weights not in (None, True):
+    if reason or len(pair) != 2 or not (weights is None or weights is True):  # PyG asks some layers for a bool, others for a truth
         raise Unsupported(reason or "an argument is not served")
     check_layer(known, parts, module)
     own = module.__dict__
@@ -384,7 +384,9 @@ def _edge_scores(module: Any, given: OfEdges, graph: Any, looped: Tensor) -> Ten
     layer."""
     weight = edge_score_weight(module)
     if module.add_self_loops and module.fill_value == "mean":  # the scores of means are means of scores
-        return with_loops(torch.nn.functional.linear(given.columns, weight), given.edge_index, graph, looped, "mean")
+        keeps = torch.is_grad_enabled() and weight.requires_grad  # the user may write into what PyG has copied
+        score = torch.nn.functional.linear(given.columns.clone() if keeps else given.columns, weight)
+        return with_loops(score, given.edge_index, graph, looped, "mean")
     return torch.nn.functional.linear(_columns_with_loops(module, given, graph, looped), weight)
 
 
@@ -491,6 +493,8 @@ def products_of_edges(module: Any, attr: Tensor) -> tuple[Narrow, Tensor, Narrow
     if attr.shape[1] > width:
         return lambda query: query, lin(attr), lambda out: out
     weight = lin.weight.view(heads, width, -1)  # [H, C, D]
+    if weight.is_cpu and torch.is_grad_enabled():
+        weight = weight.clone()  # PyG does not keep it for the gradients of features: it may be changed before these are asked for
     return (
         lambda query: _by_heads(query, weight).contiguous(),
         attr.repeat(1, heads),

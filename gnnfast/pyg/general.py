@@ -328,12 +328,14 @@ def _aggregate(
             _say_in_part(module, steps, rows, "several reductions", why)
             return _unsaved(several.reduce_messages(messages, None, ends, kinds))
     _say_in_part(module, steps, rows, "reductions", why)
-    before = _reducing.ends, _reducing.index, _reducing.rows  # of an aggregate() that propagates itself
-    _reducing.ends, _reducing.index, _reducing.rows = ends, getattr(collected, "index", None), rows
+    before, index = vars(_reducing).copy(), getattr(collected, "index", None)  # of an aggregate() that propagates itself
+    _reducing.ends, _reducing.index, _reducing.rows = ends, index, rows
+    _reducing.version = None if index is None else version_of(index)  # aggregate() may write into it
     try:
         return module.aggregate(messages, **_arguments(steps.aggregate, collected, rows is None))
     finally:
-        _reducing.ends, _reducing.index, _reducing.rows = before
+        vars(_reducing).clear()
+        vars(_reducing).update(before)
 
 
 def _say_in_part(module: Any, steps: Steps, rows: Call | None, what: str, why: str) -> None:
@@ -376,6 +378,7 @@ class _Reducing(threading.local):
 
     ends: edges.Ends | None = None
     index: Tensor | None = None
+    version: int | None = None
     rows: Call | None = None
 
 
@@ -388,7 +391,7 @@ def make_scatter(original: FunctionType) -> Callable[..., Any]:
 
     def scatter(src: Any, index: Any, dim: Any, dim_size: Any, reduce: Any) -> Any:
         ends = _reducing.ends
-        if ends is None or index is not _reducing.index:
+        if ends is None or index is not _reducing.index or (index is not None and version_of(index) != _reducing.version):
             return listed.scatter_rows(src, index, dim, dim_size, _SCATTERED.get(reduce) if type(reduce) is str else None)
         if type(index) is not Tensor or reduce not in _SCATTERED or guards.context():
             return NotImplemented

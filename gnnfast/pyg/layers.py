@@ -123,8 +123,8 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
             if not first and (call.hops != 1 or _is_watched(weight)):
                 return in_order(module, x, edge_index, *rest)
             if form.normalised:
-                edge_index, weight, graph = normalise(module, call.x, call.edge_index, call.edge_weight, call.reduce, original)
-                call = call._replace(edge_index=edge_index, edge_weight=weight, graph=graph)
+                edges = normalise(module, call.x, call.edge_index, call.edge_weight, call.reduce, original)
+                call = call._replace(**dict(zip(("edge_index", "edge_weight", "graph"), edges)))
             out = _in_one(module, call, first)
             if out is None:
                 if not first:
@@ -183,7 +183,10 @@ def _alone(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any) -> T
         out = functional.linear(out, weight, bias)
         if root is not None:
             hidden = x.requires_grad or not features.large(x)  # else they may be used compressed
-            out = out + (functional.linear(x, root) if hidden else parts.root(x))
+            if hidden and x.is_cuda and not torch.is_autocast_enabled("cuda"):
+                out.addmm_(x, root.t())  # a launch less than a product and a sum, which on a CPU have other last bits
+            else:
+                out = out + (functional.linear(x, root) if hidden else parts.root(x))
     except (IndexError, ValueError, RuntimeError):  # PyG raises its own
         return None
     left.edge_index = None

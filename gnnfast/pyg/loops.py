@@ -220,7 +220,8 @@ def with_loops(rows: Tensor, edge_index: Tensor, graph: Listed, looped: Tensor, 
     nodes = min(graph.num_src, graph.num_dst)
     if not _needs_kept(edge_index, fill) and rows.dtype in REORDERED:
         needs_grad = torch.is_grad_enabled() and rows.requires_grad
-        return call(LOOP_MEANS, needs_grad, (), edge_index, rows, looped.shape[1] - nodes, nodes)  # type: ignore[no-any-return]
+        given = edge_index.clone() if needs_grad else edge_index  # into which the user may write before the backward pass
+        return call(LOOP_MEANS, needs_grad, (), given, rows, looped.shape[1] - nodes, nodes)  # type: ignore[no-any-return]
     kept = kept_edges(edge_index, graph)
     rows = rows if kept.numel() == rows.shape[0] else rows.index_select(0, kept)
     if not isinstance(fill, str) or fill != "mean":

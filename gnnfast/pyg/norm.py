@@ -29,6 +29,7 @@ from gnnfast.pyg import known, listed
 from gnnfast.pyg.adjacency import Listed, running
 from gnnfast.pyg.matrices import is_matrix, weighed
 from gnnfast.pyg.small import are_few, is_new_and_tiny
+from gnnfast.pyg.sparse import is_small_on_cpu
 from gnnfast.pyg.verdict import check_module, is_by_name
 from gnnfast.reporting import ran
 from gnnfast.types import FEATURE_DTYPES, INDEX_DTYPES, LINEAR, REORDERED
@@ -394,7 +395,7 @@ def over_list(forward: Callable[..., Any], original: FunctionType, cls: type, po
     PyG's ``gcn_norm`` sorts and makes another matrix in each call."""
     module, adj, weight = arguments[0], arguments[position], arguments[position + 1]
     found = None
-    fuses = weight is None and module.fuse and not guards.context()
+    fuses = weight is None and module.fuse and not guards.context() and not _hops_are_few(module, adj, arguments[1])
     if fuses and known.multiplies(cls) and is_dispatched(original.__globals__.get("gcn_norm")):
         reduce = keeps_to_itself(module, cls)
         if reduce in LINEAR and is_by_name(module, reduce):
@@ -408,6 +409,15 @@ def over_list(forward: Callable[..., Any], original: FunctionType, cls: type, po
         return original(*arguments) if out is NotImplemented else out
     finally:
         _state.values = None
+
+
+def _hops_are_few(module: Any, adj: Any, x: Any) -> bool:
+    """Whether a layer of several hops adds no loops, so that PyG's normalisation sorts nothing, and its products are left to torch
+    on a CPU: each takes less than a hop over a list."""
+    own = module.__dict__
+    if own.get("K", 1) == 1 or own.get("add_self_loops") or torch.is_grad_enabled() or type(x) is not Tensor:
+        return False
+    return type(adj) is Tensor and adj.is_cpu and is_small_on_cpu(adj, x, False)
 
 
 def keeps_to_itself(module: Any, cls: type) -> str:

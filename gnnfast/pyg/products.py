@@ -60,8 +60,8 @@ def products(x: Any, lins: Sequence[Any]) -> Sequence[Tensor]:
 
 def through(nn: Any, x: Any) -> Any:
     """``nn(x)``, its linear layers with many rows on a GPU as :func:`gnnfast.dispatch.bias.linear` has them."""
-    rows = type(x) is Tensor and x.is_cuda and x.dim() == 2 and torch.is_grad_enabled()
-    if not rows or not isinstance(nn, torch.nn.Module) or not are_many(x, _widest_bias(nn)):
+    many = type(x) is Tensor and x.is_cuda and x.dim() == 2 and x.shape[0] >= FEWEST_ROWS and torch.is_grad_enabled()
+    if not many or not isinstance(nn, torch.nn.Module) or not are_many(x, _widest_bias(nn)):
         return nn(x)
     if any(global_hooks) or nn._compiled_call_impl is not None:
         return nn(x)

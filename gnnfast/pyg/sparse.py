@@ -59,8 +59,12 @@ def _is_small(src: Any, other: Any, reduce: Any) -> bool:
     if type(src) is not Tensor or not isinstance(other, Tensor):  # PyG raises its own
         return False
     needs_grad = _is_grad_enabled() and other.requires_grad
-    if not src.is_cpu:
-        return src.is_cuda and _is_small_on_gpu(src, other, reduce, needs_grad)
+    if src.is_cpu:
+        return is_small_on_cpu(src, other, needs_grad)
+    return src.is_cuda and _is_small_on_gpu(src, other, reduce, needs_grad)
+
+
+def is_small_on_cpu(src: Tensor, other: Tensor, needs_grad: bool) -> bool:
     if src.layout is not _CSR:
         return False
     most = most_left(needs_grad, settings(), "adjacency cpu")

@@ -7,7 +7,7 @@ from typing import Optional
 import pytest
 import torch
 from attention_layers import TRANSFORMERS, F, Initial, Pair, same, served
-from comparison import compare
+from comparison import both, compare
 from graphs import GRAPHS, relative_error
 
 import gnnfast
@@ -282,3 +282,66 @@ def test_next_to_no_edges_are_as_torchscript_has_them(edge_dim, small):
     conv(x, more, *(t[:1].expand(400, -1) for t in rest))
     kernels = {kernel for _, kernel, _ in gnnfast.report().kernels} - {"in one operation"}  # a softmax of the same bits
     assert (kernels == {"PyG's own"}) == (edge_dim is not None)
+
+
+WRITTEN = [(make, what) for make in (nn.GATConv, nn.GATv2Conv) for what in ("edge_attr", "edge_index")]
+
+
+@pytest.mark.parametrize("make, what", [*WRITTEN, (nn.TransformerConv, "parameters")])
+def test_what_is_written_into_before_the_backward_pass(make, what, device):
+    """PyG keeps copies of edges and their features, to which it adds loops, and no weights of features without a gradient."""
+    edge_index, _, nodes = GRAPHS["random"]()
+    layer = make(F, 5, heads=2, edge_dim=3).to(device).double()
+    x, attr = (torch.randn(rows, k, device=device, dtype=torch.float64) for rows, k in ((nodes, F), (edge_index.shape[1], 3)))
+
+    def gradients():
+        given, columns = edge_index.to(device), attr.clone()
+        out = layer(x, given, columns)
+        written = {"edge_attr": [columns], "edge_index": [given], "parameters": [*layer.parameters()]}[what]
+        kept = [t.detach().clone() for t in written]
+        with torch.no_grad():
+            for t in written:
+                t.zero_()
+        out.square().sum().backward()
+        with torch.no_grad():
+            for t, values in zip(written, kept):
+                t.copy_(values)
+        found = [p.grad.clone() for p in layer.parameters()]
+        layer.zero_grad()
+        return found
+
+    found, expected, report = both(gradients)
+    assert report.kernels and not report.fallbacks
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("fill", ["mean", 0.5])
+@pytest.mark.parametrize("make", [nn.GATConv, nn.GATv2Conv])
+def test_edges_made_in_inference_mode(make, fill, device):
+    edge_index, _, nodes = GRAPHS["random"]()
+    with torch.inference_mode():
+        edge_index = edge_index.to(device).clone()
+    x, attr = torch.randn(nodes, F, device=device), torch.randn(edge_index.shape[1], 3, device=device)
+    conv = make(F, 5, heads=2, edge_dim=3, fill_value=fill).to(device)
+
+    class OverEdges(torch.nn.Module):
+        """Of which copies have these very edges."""
+
+        def __init__(self):
+            super().__init__()
+            self.conv = conv
+
+        def forward(self, x, attr):
+            return self.conv(x, edge_index, attr)
+
+    compare(OverEdges(), x, attr)
+
+
+@pytest.mark.parametrize("asked", [1, torch.tensor(True)])
+@pytest.mark.parametrize("make", [nn.GATConv, nn.GATv2Conv, nn.TransformerConv])
+def test_a_truth_that_is_no_bool_asks_for_coefficients_as_in_pyg(make, asked, device):
+    edge_index, _, nodes = GRAPHS["random"]()
+    layer, x = make(F, 5, heads=2).to(device).eval(), torch.randn(nodes, F, device=device)
+    found, expected, _ = both(lambda: layer(x, edge_index.to(device), return_attention_weights=asked))
+    assert type(found) is type(expected) and isinstance(found, tuple) == (make is not nn.TransformerConv)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from comparison import compare, run
+from comparison import both, compare, run
 from graphs import GRAPHS, relative_error
 from torch import nn as tnn
 
@@ -16,6 +16,7 @@ pytest.importorskip("torch_geometric", reason="PyG is not installed")
 from general_layers import LAYERS, Difference, F, arguments, kinds, layer_of, mlp
 from torch_geometric import nn
 from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import scatter
 
 # Whose messages do not exist on a CPU where there are more edges than nodes.
 GATES = ("CGConv", "ResGatedGraphConv", "FiLMConv", "LEConv", "GINEConv mean", "EdgeConv mean")
@@ -200,6 +201,17 @@ def test_ids_written_into_before_the_backward_pass(device):
     edge_index[:, 0] = 0
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+def test_ids_written_into_by_an_aggregation(device):
+    class Reversed(Difference):
+        def aggregate(self, inputs, index, dim_size=None):
+            index.copy_(index.flip(0))
+            return scatter(inputs, index, 0, dim_size, "sum")
+
+    x, edge_index = arguments("EdgeConv", "random", device)
+    found, expected, _ = both(lambda: Reversed()(x, edge_index.clone()))
+    assert relative_error(found, expected) < 1e-12
 
 
 def test_replaced_functions_are_called(device, monkeypatch):

@@ -64,6 +64,30 @@ def test_linear_part_and_bias_in_one(name, weighted, device):
     assert any(kernel.startswith("linear and gar") for kernel in kernels) and not report.fallbacks
 
 
+@pytest.mark.parametrize("how", ["another dtype", "autotune", "as it is"])
+@pytest.mark.parametrize("looped", [True, False])
+def test_one_hop_with_weights_goes_on_with_the_users_edges(looped, how, device):
+    """Where a layer does not run as one after all, edges that were normalised are not normalised again. With a loop at each node,
+    listed first, they are as many as the user's, in another order."""
+    edge_index, n, _ = GRAPHS["random"]()
+    if looped:
+        edge_index = torch.cat([torch.arange(n).repeat(2, 1), edge_index[:, edge_index[0] != edge_index[1]]], 1)
+    x, edge_index = torch.randn(n, F, device=device, dtype=torch.float64), edge_index.to(device)
+    w = torch.rand(edge_index.shape[1], device=device, dtype=torch.float32 if how == "another dtype" else x.dtype)
+    layer = nn.SGConv(F, 5, K=1).to(device).double()
+    with gnnfast.override(autotune=how == "autotune"):
+        compare(_Weighted(layer, w), x, edge_index, tolerance=1e-9)
+
+
+class _Weighted(torch.nn.Module):
+    def __init__(self, conv, weight):
+        super().__init__()
+        self.conv, self.weight = conv, weight
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index, self.weight)
+
+
 def test_bias_that_is_no_parameter(device):
     from torch.nn.utils import prune
 

@@ -67,7 +67,7 @@ def test_features_of_several_reductions_may_be_written_into(device):
     assert relative_error(*results) < 1e-9
 
 
-@pytest.mark.parametrize("where", ["combine", "an aggregation", "a hook", "a subclass"])
+@pytest.mark.parametrize("where", ["combine", "an aggregation", "a hook", "a hook on PyG's own part", "its forward", "a subclass"])
 def test_several_reductions_that_a_user_changes(where, device, monkeypatch):
     edge_index = GRAPHS["random"]()[0].to(device)
     x = torch.randn(30, F, dtype=torch.float64, device=device)
@@ -81,6 +81,11 @@ def test_several_reductions_that_a_user_changes(where, device, monkeypatch):
         monkeypatch.setattr(nn.MeanAggregation, "forward", lambda self, *args, **kwargs: 2 * original(self, *args, **kwargs))
     elif where == "a hook":
         multiple.aggrs[1].register_forward_hook(lambda module, inputs, out: 3 * out)
+    elif where == "a hook on PyG's own part":
+        multiple.fused_aggr.register_forward_hook(lambda module, inputs, found: [3 * out for out in found])
+    elif where == "its forward":
+        fused = multiple.fused_aggr.forward
+        multiple.fused_aggr.forward = lambda *args, **kwargs: [3 * out for out in fused(*args, **kwargs)]
     else:
         multiple.__class__ = type("Negated", (type(multiple),), {"combine": lambda self, found: -torch.cat(found, -1)})
     compare(layer, x, edge_index, tolerance=1e-9)
