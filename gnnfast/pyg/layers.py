@@ -123,8 +123,9 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
             if not first and (call.hops != 1 or _is_watched(weight)):
                 return in_order(module, x, edge_index, *rest)
             if form.normalised:
-                edges = normalise(module, call.x, call.edge_index, call.edge_weight, call.reduce, original)
-                call = call._replace(**dict(zip(("edge_index", "edge_weight", "graph"), edges)))
+                # By other names: what runs in place of this layer gets the user's.
+                edges, weights, graph = normalise(module, call.x, call.edge_index, call.edge_weight, call.reduce, original)
+                call = call._replace(edge_index=edges, edge_weight=weights, graph=graph)
             out = _in_one(module, call, first)
             if out is None:
                 if not first:
