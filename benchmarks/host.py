@@ -4,7 +4,7 @@ gnnfast bench host --device cuda --out benchmarks/results/NAME
 gnnfast bench host --groups molecules --sizes 32 --models GIN GCN
 gnnfast bench host --groups layers --apart             every convolution of PyG alone, on graphs of a few edges
 gnnfast bench host --apart --processes 4 --repeats 8   each side in four processes, of which one may be slow for its whole life
-gnnfast bench host --apart --processes 4 --repeats 100 --seconds 0.05 --warmup 2 ...   where the machine changes its speed within a second
+gnnfast bench host --apart --processes 4 --repeats 100 --seconds 0.05 --warmup 2   where a machine's speed changes within a second
 gnnfast bench host --instructions --device cpu ...     instructions of a step, by valgrind, where times are noise
 gnnfast bench host --control ...                       PyG twice: what ratios vary by where nothing differs
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.utils._device import DeviceContext
 
 from gnnfast import _native
 from gnnfast.stream import is_capturing
@@ -12,7 +13,7 @@ PLAIN = (Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
 _CPU, _CUDA = not _native.missing("cpu"), not _native.missing("cuda")
 tracing_state, _transforms = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
-function_modes = torch._C._len_torch_function_stack  # of which one sees what torch's functions are called with
+_function_modes, _function_mode = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
 _dispatch_modes, _forward_ad = torch._C._len_torch_dispatch_stack, torch.autograd.forward_ad
 
 
@@ -27,6 +28,13 @@ def context() -> str:
     if _dispatch_modes():
         return "a TorchDispatchMode is active"
     return ""
+
+
+def function_modes() -> bool:
+    """Whether a mode sees what torch's functions are called with, but one of ``torch.device`` or ``set_default_device``, which
+    changes where tensors are made."""
+    count = _function_modes()
+    return count > 0 and any(type(_function_mode(i)) is not DeviceContext for i in range(count))
 
 
 def has_kernels(t: Tensor) -> bool:

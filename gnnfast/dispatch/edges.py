@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast import _native
+from gnnfast import _native, guards
 from gnnfast.graph import Graph
 from gnnfast.graph.formats import BY_DST
 from gnnfast.types import EXTREMA, FEATURE_DTYPES, Matrix
@@ -31,7 +31,9 @@ class Ends:
     def are_destinations(self, index: Any) -> bool:
         """Whether ids are the destinations of the edges."""
         ids = self.ids[BY_DST]
-        return type(index) is Tensor and index.shape == ids.shape and index.data_ptr() == ids.data_ptr() and index.is_contiguous()
+        if guards.operand("index", index) or index.shape != ids.shape:
+            return False
+        return index.data_ptr() == ids.data_ptr() and index.is_contiguous()
 
     def towards(self, side: int) -> Graph:
         """The graph with edges that end at the nodes of a side."""

@@ -403,7 +403,7 @@ def parts_of(form: Form, known: Any, module: Any, weighted: bool, reduces: tuple
 def _look(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any, weight: Any, size: Any) -> _Call | None:
     """The call, if kernels take the operands."""
     pair = type(x) is tuple
-    if pair and (not form.root or len(x) != 2):
+    if (pair and (not form.root or len(x) != 2)) or guards.function_modes():
         return None
     x, x_dst = x if pair else (x, x)
     if not parts.to_target and (x_dst is not x or size is not None):
@@ -415,6 +415,8 @@ def _look(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any, weigh
         return None
     if not guards.is_size(size):
         return None
+    if not form.first and isinstance(weight, Tensor) and weight.is_inference() and torch.is_grad_enabled():
+        return None  # a product that comes first needs weights for its gradient, which autograd does not keep of such
     of_lin, owner = parts.lin._parameters, module if form.bias else parts.lin
     of_bias = owner._parameters
     bias = of_bias["bias"] if "bias" in of_bias else getattr(owner, "bias", None)

@@ -346,6 +346,8 @@ def _is_narrow_product(lin: Any, of_edges: Tensor, x: Tensor) -> bool:
     """Whether what a linear layer makes of features of edges, which get no gradient, need not exist for a kernel."""
     if x.is_cuda or not gates.takes(x) or of_edges.dim() != 2 or of_edges.requires_grad or not is_product(lin):
         return False
+    if guards.function_modes():
+        return False
     weight, bias, depth = lin.weight, lin.bias, of_edges.shape[1]
     of_dtype = all(
         t.dtype is x.dtype and not guards.operand("lin", t) for t in (of_edges, weight, *(() if bias is None else (bias,)))

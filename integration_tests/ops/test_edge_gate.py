@@ -136,6 +136,19 @@ def test_every_argument(act, dtype, device):
     torch.testing.assert_close(out[~usual], FUNCTIONS[act](z)[~usual], equal_nan=True)
 
 
+@pytest.mark.parametrize("form", ["gate", "weighted difference", "all"])
+def test_infinite_gradients_where_a_relu_is_flat(form, device):
+    """Nothing passes there in torch, whatever it is, as behind a square root of messages that are all 0."""
+    edge_index, graph, factors, weight = made("random", form, ("relu", "relu"), 12, torch.float64, device)
+    out, expected = gates.gate(graph, factors, weight, "sum", "test"), by_edges(edge_index, graph.num_dst, factors, weight, "sum")
+    grad = torch.ones_like(out)
+    grad[::2] = torch.inf
+    needed = [t for f in factors for t in (f.shift, f.edge) if t is not None]
+    for ours, theirs in zip(*(torch.autograd.grad(o, needed, grad) for o in (out, expected))):
+        assert theirs.isinf().any() and theirs.isfinite().any()
+        torch.testing.assert_close(ours, theirs, equal_nan=True)  # of two factors the other may be 0
+
+
 def test_features_of_nodes_without_edges_do_not_matter(device):
     edge_index, graph, factors, weight = made("isolated", "all", ("sigmoid", "tanh"), 8, torch.float64, device)
     alone = [set(range(n)) - set(ids.tolist()) for n, ids in zip((graph.num_src, graph.num_dst), edge_index)]

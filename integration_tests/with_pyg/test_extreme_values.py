@@ -124,3 +124,21 @@ def test_mean_of_more_edges_than_a_float_counts(device):
     row = torch.zeros(edges, dtype=torch.int32, device=device)
     out, _ = torch.ops.gnnfast.spmm_coo(row, row, None, torch.ones(1, 1, dtype=torch.float64, device=device), 1, 1)
     assert out.item() == 1
+
+
+@pytest.mark.parametrize("form", ["of both ends", "of an edge"])
+def test_a_square_root_of_a_sum_of_relus_that_are_all_zero(form, edge_index, x, device):
+    """Its gradient is infinite there, and none of it passes a ReLU that is flat."""
+
+    class Rooted(nn.MessagePassing):
+        def forward(self, x, edge_index, attr):
+            return self.propagate(edge_index, x=x, attr=attr).sqrt()
+
+        def message(self, x_i, x_j, attr):
+            return (x_j + (x_i if form == "of both ends" else attr)).relu()
+
+    leaf, attr = x.clone(), torch.randn(EDGES, F, device=device, dtype=x.dtype)
+    leaf[:, 0] -= 100
+    leaf.requires_grad_()
+    found, expected = both(lambda: torch.autograd.grad(Rooted(aggr="sum")(leaf, edge_index, attr).sum(), leaf)[0])
+    assert not expected.isnan().any() and relative_error(found, expected) < 1e-9

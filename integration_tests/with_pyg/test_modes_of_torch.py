@@ -9,6 +9,7 @@ from comparison import same
 from graphs import relative_error
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import gnnfast
@@ -179,3 +180,58 @@ def test_functions_of_parameters(name, device):
     }
     for step in steps.values():
         same(step)
+
+
+class _Scaled(TorchFunctionMode):
+    """Of which linear layers give more."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        return 1.5 * out if function is torch.nn.functional.linear else out
+
+
+LINEAR = {
+    "GCN": lambda: nn.GCNConv(F, 5),
+    "cached GCN": lambda: nn.GCNConv(F, 5, cached=True),
+    "SAGE": lambda: nn.SAGEConv(F, 5),
+    "GraphConv": lambda: nn.GraphConv(F, 5),
+    "SG": lambda: nn.SGConv(F, 5),
+    "GIN": lambda: nn.GINConv(torch.nn.Linear(F, 5)),
+    "GINE": lambda: nn.GINEConv(torch.nn.Linear(F, 5), edge_dim=3),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_a_function_mode_sees_products_of_layers(name, device):
+    data, layer = graph(device, torch.float64), LINEAR[name]().to(device, torch.float64)
+    attr = torch.randn(data.edge_index.shape[1], 3, device=device, dtype=torch.float64)
+
+    def run():
+        x = data.x.clone().requires_grad_()
+        for _ in range(2):
+            with _Scaled():
+                out = layer(x, data.edge_index, *((attr,) if name == "GINE" else ()))
+        return [out.detach(), *torch.autograd.grad(out.square().sum(), (x, *layer.parameters()))]
+
+    same(run)
+
+
+def test_a_default_device_is_no_mode_that_matters(device):
+    data, layer = graph(device, torch.float64), nn.GCNConv(F, 5).to(device, torch.float64)
+    gnnfast.clear_report()
+    with torch.device(device):
+        layer(data.x, data.edge_index).sum().backward()
+    assert any(kernel.startswith("linear") for place, kernel, _ in gnnfast.report().kernels if place == "pyg GCNConv")
+
+
+@pytest.mark.parametrize("width", [2, F, 2 * F])
+def test_weights_made_in_inference_mode(width, device):
+    data, layer = graph(device, torch.float64), nn.GraphConv(F, width).to(device, torch.float64)
+    with torch.inference_mode():
+        weight = torch.rand(data.edge_index.shape[1], device=device, dtype=torch.float64)
+
+    def run():
+        out = layer(data.x, data.edge_index, weight)
+        return [out.detach(), *torch.autograd.grad(out.square().sum(), [*layer.parameters()])]
+
+    same(run)

@@ -48,5 +48,13 @@ GNNFAST_HOST_DEVICE V activate(Activation act, const V& v, V& slope) {
   }
 }
 
+// What of a gradient `d` passes an activation of that slope. As in torch, where a ReLU is flat that is nothing, infinite as it
+// may be: 0 times infinity is no number.
+template <class V>
+GNNFAST_HOST_DEVICE V passed(Activation act, const V& slope, const V& d) {
+  if (act == kRelu) return slope == 0 ? V{} : d;
+  return d * slope;
+}
+
 }  // namespace
 }  // namespace gnnfast

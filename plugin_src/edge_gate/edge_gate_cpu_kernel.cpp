@@ -83,9 +83,10 @@ inline void gate_block(const EdgeGateArgs& p, int64_t row, int64_t f, int64_t do
       if (WALK == kToDst && p.to_weight) of_weight += only_new(g * (COUNT == 2 ? value[0] * value[COUNT - 1] : value[0]));
 #pragma GCC unroll 2
       for (int k = 0; k < COUNT; ++k) {
-        V d = g * weight * slope[k];
-        if constexpr (COUNT == 2) d *= value[1 - k];
         const GateFactor& factor = p.factors[k];
+        V d = g * weight;
+        if constexpr (COUNT == 2) d *= value[1 - k];
+        d = passed(factor.act, slope[k], d);
         if constexpr (WALK == kToSrc) {
           if (const T* scale = at(k, kScale, dst)) d *= load_vector<L>(scale + n * L);
         } else {

@@ -197,8 +197,9 @@ struct GateSum : Lane<TPR, kGateFlight<WALK, COUNT, PLAIN>, true, PLAIN> {
           T d[VEC];
 #pragma unroll
           for (int i = 0; i < VEC; ++i) {
-            d[i] = (WALK == kToSrc ? far_grad[c].get(i) : grad[i]) * weight[c] * slope[k][i];
+            d[i] = (WALK == kToSrc ? far_grad[c].get(i) : grad[i]) * weight[c];
             if (COUNT == 2) d[i] *= value[COUNT - 1 - k][i];
+            d[i] = passed(p.factors[k].act, slope[k][i], d[i]);
             if constexpr (WALK == kToSrc) {
               now.acc[k][i] += has(k, kScale) ? d[i] * given[c][k].scale.get(i) : d[i];
             } else {
