@@ -4,8 +4,7 @@
   direction. Let go with the tensor, or by the budget.
 - The edges that an adjacency matrix lists, which of them are loops and whether each is there once (:data:`cache`,
   :mod:`gnnfast.pyg.matrices`): by the matrix and its index tensors as they were; nothing of its values. Let go with it. Which
-  matrices a GPU met, and up to how many features they are left to torch (:data:`gnnfast.pyg.sparse._bounds`): by the matrix; only
-  decides who multiplies.
+  matrices a GPU met (:data:`gnnfast.pyg.sparse._met`): by the matrix; only decides who multiplies.
 - Normalised weights, GCN's and ChebConv's (:data:`cache`, :mod:`gnnfast.pyg.norm`): by ``edge_index`` and constant weights as they
   were, the arguments and what else they depend on (default dtype, deterministic algorithms). Let go likewise. For layers that only
   sum over GCN's and let nobody see them, with the graph of their edges, under a key of their own: on a GPU their loops are listed

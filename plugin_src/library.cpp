@@ -113,6 +113,7 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   m.def(
       "spmm_coo_backward(Tensor row, Tensor column, Tensor weight, Tensor self, Tensor grad, Tensor? degree=None) -> "
       "(Tensor, Tensor)");
+  m.def("spmm_csr(Tensor rowptr, Tensor col, Tensor value, Tensor x, bool mean) -> Tensor");  // CUDA only: spmm_csr/spmm_csr.h
   // gcn_norm/gcn_norm.h
   m.def(
       "gcn_norm_coo(Tensor edge_index, Tensor? weight, int num_nodes, float? fill, bool to_target, ScalarType dtype) -> "

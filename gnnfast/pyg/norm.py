@@ -396,6 +396,8 @@ def over_list(forward: Callable[..., Any], original: FunctionType, cls: type, po
     module, adj, weight = arguments[0], arguments[position], arguments[position + 1]
     found = None
     fuses = weight is None and module.fuse and not guards.context() and not _hops_are_few(module, adj, arguments[1])
+    if type(adj) is Tensor and adj.is_cuda and torch.is_autocast_enabled("cuda") and "lin" not in module.__dict__["_modules"]:
+        fuses = False  # PyG's product has a result of 16 bits, also of features that no layer has made such before
     if fuses and known.multiplies(cls) and is_dispatched(original.__globals__.get("gcn_norm")):
         reduce = keeps_to_itself(module, cls)
         if reduce in LINEAR and is_by_name(module, reduce):

@@ -29,7 +29,7 @@ def product(x: Any, module: Any, linear: type) -> Any:
     numbers: for these it only looks up parameters where they are, a microsecond less than as attributes of a module, and asks
     nothing else."""
     plain = type(x) is Tensor and x.layout is _STRIDED
-    few = plain and (x.requires_grad or tracing_state() is not None or not features.large(x))
+    few = plain and (x.requires_grad or tracing_state() is not None or x.numel() < features.MIN_ELEMENTS or not features.large(x))
     own = module.__dict__
     if few and type(module) is linear and "weight" not in own and "bias" not in own:
         parameters = own["_parameters"]

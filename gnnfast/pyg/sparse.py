@@ -10,20 +10,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnfast import guards
+from gnnfast import _native, guards
 from gnnfast.cache import cache
-from gnnfast.config import is_overridden, settings
+from gnnfast.config import settings
+from gnnfast.dispatch import select
 from gnnfast.dispatch.execute import aggregate
 from gnnfast.dispatch.select import most_left
-from gnnfast.graph import Graph
+from gnnfast.graph import Graph, ids
 from gnnfast.graph.checks import saved_tensors_are_watched
+from gnnfast.hardware import relative_bandwidth
 from gnnfast.pyg.small import SMALL
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import FEATURE_DTYPES
 
+if _native.cpu.loaded:
+    from gnnfast.ops.spmm_csr import multiply_csr
+
 _PLACE = "pyg spmm"
+_HAS_CUDA = not _native.missing("cuda")
 _is_grad_enabled = torch.is_grad_enabled
-_CSR, _deterministic = torch.sparse_csr, torch._C._get_deterministic_algorithms
+_CSR, _STRIDED, _deterministic = torch.sparse_csr, torch.strided, torch._C._get_deterministic_algorithms
 _ADDED = ("sum", "add")
 _REDUCTIONS = (*_ADDED, "mean", "max", "min")
 
@@ -32,7 +38,13 @@ def make_spmm(original: FunctionType) -> Any:
     """A dispatcher for ``spmm(src, other, reduce)``."""
 
     def spmm(src: Any, other: Any, reduce: Any) -> Any:
-        if _is_small(src, other, reduce):  # as PyG has it, whatever records calls
+        if type(src) is Tensor and src.is_cuda and (reduce in _ADDED or reduce == "mean") and _is_multiplied_as_it_is(src, other):
+            ids.check()
+            ids.watch(other)
+            mean = reduce == "mean"
+            ran(_PLACE, "gar mean" if mean else "gar sum", _AS_IT_IS)
+            return multiply_csr(src.crow_indices(), src.col_indices(), src.values(), other, mean)
+        if _is_small(src, other):  # as PyG has it, whatever records calls
             ran(_PLACE, "PyG's own", SMALL)
             if reduce in _ADDED and src.layout is _CSR:
                 return torch.sparse.mm(src, other)
@@ -49,10 +61,31 @@ def make_spmm(original: FunctionType) -> Any:
     return spmm
 
 
+_AS_IT_IS = "over the matrix as it is, no message exists"
+NARROW = 16  # features, below which an entry takes as long
+
+
+def _is_multiplied_as_it_is(src: Tensor, other: Any) -> bool:
+    """Whether one operation of ours multiplies a matrix on a GPU without asking who it is: torch's takes the host twice as long, a
+    mean as PyG has it four times. What that saves is soon spent: ten calls of Python functions take as long."""
+    if not _HAS_CUDA or type(other) not in guards.PLAIN or src.layout is not _CSR or other.layout is not _STRIDED:
+        return False
+    if src.dtype is not other.dtype or other.dtype not in FEATURE_DTYPES or src.device != other.device:
+        return False
+    if other.dim() != 2 or src.dim() != 2 or src.shape[1] != other.shape[0]:
+        return False
+    if _is_grad_enabled() and (other.requires_grad or src.requires_grad):
+        return False
+    nbytes = src._nnz() * max(other.shape[1], NARROW) * other.element_size()
+    if nbytes > select.SMALL["adjacency cuda"].inference * relative_bandwidth() or not settings().is_free:  # most_left()
+        return False
+    return not (guards.context() or guards.function_modes() or torch.is_autocast_enabled("cuda"))
+
+
 ROW_BYTES = 64  # in training on a CPU, however wide rows are
 
 
-def _is_small(src: Any, other: Any, reduce: Any) -> bool:
+def _is_small(src: Any, other: Any) -> bool:
     """Whether torch's product is as fast: on a CPU it needs no other format. Over a matrix that is known there, too, so that no
     call rounds otherwise than another. On small graphs each function that this calls takes a hundredth of a layer: nothing is
     remembered where that takes longer than to ask."""
@@ -61,7 +94,7 @@ def _is_small(src: Any, other: Any, reduce: Any) -> bool:
     needs_grad = _is_grad_enabled() and other.requires_grad
     if src.is_cpu:
         return is_small_on_cpu(src, other, needs_grad)
-    return src.is_cuda and _is_small_on_gpu(src, other, reduce, needs_grad)
+    return src.is_cuda and _is_new(src)
 
 
 def is_small_on_cpu(src: Tensor, other: Tensor, needs_grad: bool) -> bool:
@@ -74,41 +107,25 @@ def is_small_on_cpu(src: Tensor, other: Tensor, needs_grad: bool) -> bool:
     return nbytes * src.size(0) <= most or nbytes * src._nnz() <= most * src.size(-1)
 
 
-# By the id of a matrix on a GPU: itself, and up to how many numbers torch may multiply with it, known (not None) from the second
-# time on. It only decides who multiplies.
-_bounds: dict[int, tuple[weakref.ref[Tensor], float | None]] = {}
+_met: dict[int, weakref.ref[Tensor]] = {}  # by their ids, matrices on a GPU; only decides who multiplies
 _MOST = 1024
-
-
-def _is_small_on_gpu(src: Tensor, other: Any, reduce: Any, needs_grad: bool) -> bool:
-    found = _bounds.get(id(src))
-    is_known = found is not None and found[0]() is src
-    if not is_known and _is_new(src):
-        _remember(src, None)
-        return True
-    if needs_grad or reduce not in _ADDED or src.layout is not _CSR or _deterministic():
-        return False
-    most = found[1] if found is not None and is_known and not is_overridden() else None
-    if most is None:
-        most = most_left(False, settings(), "adjacency cuda") / (src._nnz() * src.element_size() or 1) * src.size(-1)
-        if not is_overridden():
-            _remember(src, most)
-    return other.numel() <= most  # type: ignore[no-any-return]
 
 
 def _is_new(src: Tensor) -> bool:
     """Whether a matrix that a GPU meets for the first time may be torch's. Of one that is not used again a graph pays only over
     more than 8 million entries, in training more than 2, where torch's product takes up to a third longer; to ask how many there
     are takes longer."""
-    if src.layout is torch.strided or not settings().is_free or _deterministic():
+    met = _met.get(id(src))
+    if met is not None and met() is src:
         return False
-    return not (_is_grad_enabled() and saved_tensors_are_watched())
-
-
-def _remember(src: Tensor, most: float | None) -> None:
-    if len(_bounds) >= _MOST:
-        _bounds.clear()
-    _bounds[id(src)] = weakref.ref(src), most
+    if src.layout is _STRIDED or not settings().is_free or _deterministic():
+        return False
+    if _is_grad_enabled() and saved_tensors_are_watched():
+        return False
+    if len(_met) >= _MOST:
+        _met.clear()
+    _met[id(src)] = weakref.ref(src)
+    return True
 
 
 def _unsupported(src: Any, other: Any, reduce: Any) -> str:
@@ -132,7 +149,8 @@ def _unsupported(src: Any, other: Any, reduce: Any) -> str:
             return "the sparse matrix requires a gradient"
         if src.is_cuda and extremum:
             return "PyG does not support max and min over a sparse matrix on CUDA"
-        if src.dim() != 2 or values.dim() != 1 or values.dtype != other.dtype or src.device != other.device:
+        alike = values.dtype is other.dtype or _cast_by_autocast(src, other) is not None
+        if src.dim() != 2 or values.dim() != 1 or not alike or src.device != other.device:
             return f"a sparse matrix of {src.dtype}, {src.dim()} dimensions, on {src.device}"
         if src.layout is torch.sparse_coo and not src.is_coalesced():
             return "the sparse matrix is not coalesced"
@@ -176,8 +194,19 @@ def _torch_sparse(src: Tensor, other: Tensor, reduce: str) -> Tensor:
     else:
         ptr, idx, values = src.crow_indices(), src.col_indices(), src.values()
         parts, make = (ptr, idx), lambda: Graph.from_csr(ptr, idx, num_src=cols)
-    graph = cache.get((src,), src.layout, make, parts)
-    return aggregate(graph, other, values.detach(), reduce, place=_PLACE)
+    graph, dtype = cache.get((src,), src.layout, make, parts), _cast_by_autocast(src, other)
+    values = values.detach()
+    if dtype is not None:
+        values, other = values.to(dtype), other.to(dtype)
+    return aggregate(graph, other, values, reduce, place=_PLACE)
+
+
+def _cast_by_autocast(src: Tensor, other: Tensor) -> torch.dtype | None:
+    """What ``torch.autocast`` makes of both operands of torch's product on a GPU, which is all that PyG calls there; ``None``:
+    nothing. On a CPU torch multiplies no matrix in 16 bits, so that PyG fails, or its product is another that is not cast."""
+    if not src.is_cuda or not torch.is_autocast_enabled("cuda") or torch.float64 in (src.dtype, other.dtype):
+        return None
+    return torch.get_autocast_dtype("cuda") if src.dtype in FEATURE_DTYPES else None
 
 
 def _sparse_tensor(src: Any, other: Tensor, reduce: str) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import warnings
 
@@ -17,6 +18,8 @@ from torch_geometric.typing import OptPairTensor
 from torch_geometric.utils import spmm
 
 import gnnfast
+from gnnfast.dispatch import select
+from gnnfast.dispatch.select import Small
 from gnnfast.pyg import matrices, sparse
 
 NORMALISING = ("GCNConv", "SGConv", "SSGConv", "TAGConv", "APPNP", "LGConv", "GCN2Conv", "MixHopConv", "ARMAConv")
@@ -488,3 +491,128 @@ def test_a_gpu_meets_a_matrix(device, monkeypatch):
     assert twice == [True, False, True] * 2
     layer = nn.SAGEConv(F, 5).double().to(device)
     same(lambda: torch.autograd.grad(checkpoint(layer, x, adj.clone(), use_reentrant=False).sum(), x))
+
+
+@pytest.fixture
+def as_they_are(monkeypatch):
+    monkeypatch.setitem(select.SMALL, "adjacency cuda", Small(-1, 1 << 20))
+    return "pyg spmm", "over the matrix as it is, no message exists"
+
+
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+@pytest.mark.parametrize("graph", ["random", "no_edges", "hub"])
+def test_a_gpu_multiplies_small_matrices_as_they_are(graph, as_they_are, device):
+    adj, place_and_why = matrix(graph, device), as_they_are
+    x = features(adj)
+    as_int32 = torch.sparse_csr_tensor(adj.crow_indices().int(), adj.col_indices().int(), adj.values(), adj.shape)
+    with torch.no_grad():
+        for given in (adj, as_int32, adj.clone()):
+            for reduce in ("sum", "add", "mean"):
+                found = same(lambda: [spmm(given, x, reduce)] * 2).kernels  # noqa: B023
+                assert found == {(place_and_why[0], f"gar {'mean' if reduce == 'mean' else 'sum'}", place_and_why[1]): 1}
+    for name in ("SAGEConv", "GraphConv", "GINConv", "SimpleConv"):
+        layer = convs.ALL[name](F, F).double().to(device)
+        with torch.inference_mode():
+            same(lambda: [layer(x, adj)])  # noqa: B023
+        assert gnnfast.report().fallbacks == {} and place_and_why[1] in {why for *_, why in gnnfast.report().kernels}
+
+
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+def test_matrices_as_they_are_in_a_cuda_graph(as_they_are, device):
+    adj, layer = matrix("hub", device), nn.SAGEConv(F, 5).double().to(device)
+    x = features(adj)
+    graph, others = torch.cuda.CUDAGraph(), torch.randn_like(x)
+    with torch.no_grad():
+        layer(x, adj)
+        with torch.cuda.graph(graph):
+            out = layer(x, adj)
+        x.copy_(others)
+        graph.replay()
+        torch.testing.assert_close(out, without(lambda: layer(others, adj)))
+    assert as_they_are[1] in {why for *_, why in gnnfast.report().kernels}
+
+
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+def test_what_a_gpu_does_not_multiply_as_it_is(as_they_are, device, monkeypatch):
+    adj = matrix("random", device)
+    x = features(adj)
+
+    def is_as_it_is(step):
+        return any(why == as_they_are[1] for *_, why in same(step).kernels)
+
+    def product(adj=adj, x=x, reduce="sum"):
+        return [spmm(adj, x, reduce)]
+
+    with torch.no_grad():
+        assert is_as_it_is(product)
+        assert not is_as_it_is(lambda: quietly(lambda: product(matrix("random", device, torch.sparse_coo))))
+        with torch.autocast("cuda"):
+            assert not is_as_it_is(product)
+        with gnnfast.override(kernel="gar"):
+            assert not is_as_it_is(product)
+        with Counted() as counted:
+            assert not is_as_it_is(product) and counted.calls
+        with monkeypatch.context() as patch:
+            patch.setitem(select.SMALL, "adjacency cuda", Small(-1, 4 * adj._nnz() * max(F, sparse.NARROW)))
+            assert not is_as_it_is(product)
+        for wrong in ({"x": x[:-1]}, {"x": x[:, 0]}, {"x": x.float()}, {"x": x.cpu()}, {"reduce": "max"}):
+            with pytest.raises(Exception) as expected:
+                without(lambda: product(**wrong))  # noqa: B023
+            with pytest.raises(expected.type):
+                product(**wrong)
+    leaf = x.clone().requires_grad_()
+    assert not is_as_it_is(lambda: torch.autograd.grad(product(x=leaf)[0].sum(), leaf))
+    values = adj.clone().requires_grad_()
+    assert not is_as_it_is(lambda: [torch.autograd.grad(product(values)[0].sum(), values)[0].to_dense()])
+    assert is_as_it_is(product)  # of which nobody needs a gradient
+
+
+class Counted(torch.overrides.TorchFunctionMode):
+    calls = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.calls += function is torch.sparse.mm
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+@pytest.mark.parametrize("autocast", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_autocast(reduce, autocast, layout, device):
+    """On a GPU torch's product is one that is cast, whatever its operands are but float64. It has no gradient there."""
+    dtypes = torch.float32, torch.float16, torch.bfloat16, torch.float64
+    for of_matrix, of_features in itertools.product(dtypes, dtypes):
+        adj = matrix("random", device, layout).to(of_matrix)
+        x = features(adj).to(of_features).requires_grad_()
+
+        def step():
+            with torch.autocast("cuda", dtype=autocast):
+                return spmm(adj, x, reduce)  # noqa: B023
+
+        if (of_matrix is torch.float64) != (of_features is torch.float64):
+            for run in (without, lambda step: step()):
+                with pytest.raises(RuntimeError):
+                    run(lambda: quietly(step))
+            continue
+        report = quietly(lambda: same(lambda: [step().detach()], 1e-9 if of_matrix is torch.float64 else 0.02))  # noqa: B023
+        assert report.kernels and not report.fallbacks
+        gradient = torch.autograd.grad(quietly(step).sum(), x)[0]
+        assert gradient.dtype is of_features and gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["SAGEConv", "GCNConv", "GraphConv", "GINConv", "LGConv", "TAGConv", "GATConv", "LEConv"])
+def test_layers_under_autocast(name, layout, device):
+    adj = matrix("random", device, layout, torch.float32)
+    layer, x = convs.ALL[name](F, F).to(device), features(adj).float()
+
+    def step():
+        with torch.autocast(device.type, dtype=torch.bfloat16), torch.no_grad():
+            return [layer(x, adj)]
+
+    for _ in range(3):
+        try:
+            without(lambda: quietly(step))
+        except RuntimeError:  # a CPU has no product in 16 bits
+            quietly(step)
+        else:
+            quietly(lambda: same(step, 0.05))
