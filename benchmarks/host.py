@@ -54,6 +54,7 @@ MODELS: dict[str, tuple[str, ...]] = {
     "layers": tuple(convs.ALL),
     "matrices": tuple(name for name in convs.ALL if name not in convs.NO_MATRIX),
 }
+PASSES = ("training", "inference")
 TOLERANCE = 1e-4
 
 
@@ -371,7 +372,7 @@ def measure(cell: Cell, workers: dict[str, list[Any]], options: argparse.Namespa
         first, *_ = [worker.ask("make", tuple(cell), side.in_pyg) for worker in workers[side.worker]]
         made.append(first)
     row: tables.Row = {"group": cell.group, "size": cell.size, "model": cell.model}
-    row |= {"pass": "training" if cell.training else "inference", "graph": "new" if cell.new else "same"}
+    row |= {"pass": PASSES[not cell.training], "graph": "new" if cell.new else "same"}
     row |= {what: made[1][what] for what in ("nodes", "edges")}
     first, last = (m["output"] for m in made)
     error = 0.0 if sides[0].in_pyg else float((first - last).norm() / first.norm().clamp(min=1e-30))
@@ -430,9 +431,9 @@ def cells(options: argparse.Namespace) -> Iterator[Cell]:
                     continue
                 if group == "matrices" and options.device == "cuda" and name in convs.NO_MATRIX_ON_CUDA:
                     continue
-                for training in (True, False):
-                    for new in (False, True):
-                        yield Cell(group, size, name, training, new)
+                for passes in PASSES:
+                    for new in (False, True) if passes in options.passes else ():
+                        yield Cell(group, size, name, passes == "training", new)
 
 
 def summary(rows: list[tables.Row]) -> list[tables.Row]:
@@ -466,6 +467,7 @@ def main(arguments: list[str] | None = None) -> int:
     sizes = dict.fromkeys(str(size) for sizes in SIZES.values() for size in sizes)
     parser.add_argument("--sizes", nargs="*", **tables.named(sizes, "all if not given"))
     parser.add_argument("--models", nargs="*", **tables.named(sorted({m for names in MODELS.values() for m in names})))
+    parser.add_argument("--passes", nargs="*", default=PASSES, **tables.named(PASSES, "both if not given"))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=16, help="steps at least before each measurement")
     parser.add_argument("--apart", action="store_true", help="each side in a process of its own, where nothing is switched")
