@@ -24,9 +24,10 @@ _INPLACE = {name for name, f in vars(functional).items() if isinstance(f, Functi
 _STORES = ("STORE_ATTR", "STORE_GLOBAL", "DELETE_ATTR", "DELETE_GLOBAL")
 # Beside what ends in "_": methods that change what they are called on, or what a backward pass will do.
 _METHODS = {"append", "extend", "insert", "pop", "popleft", "appendleft", "update", "setdefault", "register_hook", "retain_grad"}
-# By which numbers come from generators that are not torch's own, arguments are written into, or a library function runs the user's
-# again; iterators go on.
-_NAMES = {"random", "generator", "Generator", "default_rng", "next", "setattr", "out", "inplace", "checkpoint", "apply"}
+# By which numbers come from generators that are not torch's own; iterators go on.
+_GENERATORS = {"random", "generator", "Generator", "default_rng", "next"}
+# By which, besides, arguments are written into, or a library function runs the user's again.
+_NAMES = {*_GENERATORS, "setattr", "out", "inplace", "checkpoint", "apply"}
 _NAMES |= {"print", "write", "writelines", "stdout", "stderr", "logging", "warnings"}  # which is seen
 _NAMES |= {"type", "to_dlpack", "from_dlpack", "__dlpack__"}  # of a tensor, and its memory, that is not the user's
 # What changes containers that have a name; of others, such as are new in each run, these may be methods of tensors.
@@ -66,8 +67,18 @@ def _goes_on(code: CodeType, restored: str = "") -> bool:
             return True
         if i.opname == "STORE_DEREF" and i.argval in code.co_freevars:
             return True
-    words = {*code.co_names, *(word for const in code.co_consts if type(const) is tuple for word in const if type(word) is str)}
-    return _writes(code, restored) or not words.isdisjoint(_NAMES) or any(map(_goes_on, _inner(code)))
+    return _writes(code, restored) or not _words(code).isdisjoint(_NAMES) or any(map(_goes_on, _inner(code)))
+
+
+def _words(code: CodeType) -> set[str]:
+    """Names of what a function looks up, and of arguments that it passes."""
+    return {*code.co_names, *(word for const in code.co_consts if type(const) is tuple for word in const if type(word) is str)}
+
+
+@functools.lru_cache(maxsize=1024)
+def draws(code: CodeType) -> bool:
+    """Whether a function may draw random numbers that are not of torch's own generators, which can be put back."""
+    return not _words(code).isdisjoint(_GENERATORS) or any(map(draws, _inner(code)))
 
 
 def _may_write(instructions: list[dis.Instruction], at: int) -> bool:
@@ -204,6 +215,9 @@ class Reach:
         """Follows a thing that a function has a name for, as a method of ``owner`` if it is one; ``names`` are all it has."""
         kind = type(thing)
         if kind in _INERT or thing is owner:
+            return
+        if kind is torch.Generator:
+            self.unseen = "a Generator"
             return
         if kind in _CONTAINERS:
             if not _OF_CONTAINERS.isdisjoint(names):

@@ -6,6 +6,7 @@ others of its chunk, or leaves something behind, is none that may be computed in
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -118,6 +119,8 @@ def why_not(module: Any, names: tuple[str, ...]) -> str:
         return "message() leaves something behind"
     if any(map(effects.stores, reach.forwards)):
         return "a module leaves something behind"
+    if any(map(effects.draws, (*reach.codes, *reach.forwards))):
+        return "message() draws from a generator that is not torch's own"
     used = message.__code__.co_names
     if module.training and "training" in used and "dropout" not in used:
         return "message() asks whether it is trained"
@@ -154,31 +157,33 @@ def _by_row() -> frozenset[type]:
     return frozenset({FusedAggregation, *(kind for kind in kinds if kind is not None)})
 
 
-def _over_all_rows(module: Any) -> list[Any]:
-    """Parts of a module whose result for a row depends on the other rows."""
-    norms = [m for m in module.modules() if isinstance(m, torch.nn.modules.batchnorm._NormBase)] if module is not None else []
-    return [m for m in norms if m.training or not m.track_running_stats]
+def _is_over_all_rows(m: Any) -> bool:
+    """Whether the result of a module for a row depends on the other rows."""
+    return isinstance(m, torch.nn.modules.batchnorm._NormBase) and (m.training or not m.track_running_stats)
 
 
 def _refuse(m: Any, *_: Any) -> None:
     raise Unsupported(f"message() calls {type(m).__name__}, which takes its statistics over all edges")
 
 
+def _evaluated(module: Any, made: dict[int, Any]) -> Any:
+    """A module with the parameters and buffers of another, and without its dropout: other threads may run that one now."""
+    if id(module) not in made:
+        copied = made[id(module)] = object.__new__(type(module))
+        own = copied.__dict__ = dict(module.__dict__)
+        own |= {kind: dict(own[kind]) for kind in ("_parameters", "_buffers")} | {"training": False}
+        own["_modules"] = {name: None if m is None else _evaluated(m, made) for name, m in own["_modules"].items()}
+        if _is_over_all_rows(module):
+            own["_forward_pre_hooks"] = collections.OrderedDict(own["_forward_pre_hooks"])
+            copied.register_forward_pre_hook(_refuse)
+    return made[id(module)]
+
+
 @contextmanager
-def _as_evaluated(module: Any, device: torch.device) -> Iterator[None]:
-    """Without dropout, and without a trace in the random numbers of the program."""
-    training = [m for m in module.modules() if m.training]
-    watched = [m.register_forward_pre_hook(_refuse) for m in _over_all_rows(module)]
+def _as_evaluated(module: Any, device: torch.device) -> Iterator[Any]:
+    """Such a module, which leaves no trace in the random numbers of the program."""
     with torch.random.fork_rng([device.index] if device.type == "cuda" else []):
-        try:
-            for m in training:
-                m.training = False
-            yield
-        finally:
-            for m in training:
-                m.training = True
-            for handle in watched:
-                handle.remove()
+        yield _evaluated(module, {})
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:
@@ -189,8 +194,8 @@ def _close(found: Tensor, expected: Tensor) -> bool:
 
 
 def probe(module: Any, message: Any, ids: Tensor) -> int:
-    """Bytes that a message and what it is computed from take, an edge, with what is kept for the backward pass. ``message(ids)``
-    computes those of some edges. Raises Unsupported if messages depend on one another."""
+    """Bytes that a message and what it is computed from take, an edge, with what is kept for the backward pass.
+    ``message(module, ids)`` computes those of some edges. Raises Unsupported if messages depend on one another."""
     try:
         return _probe(module, message, ids)
     except Unsupported:
@@ -201,13 +206,13 @@ def probe(module: Any, message: Any, ids: Tensor) -> int:
 
 def _probe(module: Any, message: Any, ids: Tensor) -> int:
     half = max(ids.numel() // 2, 1)
-    with _as_evaluated(module, ids.device), torch.no_grad():
-        whole = message(ids)
+    with _as_evaluated(module, ids.device) as evaluated, torch.no_grad():
+        whole = message(evaluated, ids)
         if not isinstance(whole, Tensor) or whole.dim() == 0 or whole.shape[0] != ids.numel():
             raise Unsupported("messages are no tensor with a row for each edge")
         for part, expected in zip(ids.split(half), whole.split(half)):
             # Each edge three times: what depends on how many have an end in common, or on how many there are, is another then.
-            found = message(part.repeat(3)).view(3, *expected.shape)
+            found = message(evaluated, part.repeat(3)).view(3, *expected.shape)
             if not _close(found, expected):
                 raise Unsupported("a message depends on others than that of its own edge")
     saved: dict[int, int] = {}
@@ -216,8 +221,8 @@ def _probe(module: Any, message: Any, ids: Tensor) -> int:
         if t.dim() and t.shape[0] == ids.numel():
             saved[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
 
-    with _as_evaluated(module, ids.device), torch.enable_grad(), saved_tensors_hooks(pack, lambda kept: kept):
-        out = message(ids)
+    with _as_evaluated(module, ids.device) as evaluated, torch.enable_grad(), saved_tensors_hooks(pack, lambda kept: kept):
+        out = message(evaluated, ids)
     return 3 * out.nbytes // max(ids.numel(), 1) + sum(saved.values()) // max(ids.numel(), 1) + 32
 
 

@@ -229,7 +229,7 @@ def _in_chunks(module: Any, steps: Steps, edge_index: Tensor, size: Any, kwargs:
         given = {name: value.index_select(0, ids) if name in rows else value for name, value in kwargs.items()}
         return _collect(module, part, tuple(sizes), given, ends, collect)[1]
 
-    def message(ids: Tensor) -> Any:
+    def message(module: Any, ids: Tensor) -> Any:
         part = edge_index.index_select(1, ids)
         plain = Graph.of_ids(*_ends(module, part)[::-1], graph.num_src, graph.num_dst, ids.numel())
         return _messages(module, steps, collected(ids, part, edges.Ends(*_ends(module, part), lambda: plain)))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import random
 import weakref
 
+import numpy as np
 import pytest
 import torch
-from comparison import compare, run
+from comparison import compare, run, same
 from graphs import GRAPHS, relative_error
 from torch import nn as tnn
 
@@ -88,6 +90,65 @@ def test_dropout_in_chunks_is_the_same_in_both_passes(device, in_chunks):
     first = Drops()(x, edge_index)
     torch.manual_seed(5)
     assert torch.equal(first, Drops()(x, edge_index))
+
+
+class _OfPython(Difference):
+    def message(self, x_j):
+        return x_j.cumsum(-1) * (3.0 if random.random() < 0.1 else 1.0)
+
+
+class _OfNumPy(Difference):
+    def message(self, x_j):
+        return x_j.cumsum(-1) * np.random.rand()
+
+
+class _OfItsOwn(Difference):
+    def __init__(self):
+        super().__init__()
+        self.drawn = torch.Generator()
+
+    def message(self, x_j):
+        return x_j.cumsum(-1) * torch.rand(x_j.shape[0], 1, generator=self.drawn, dtype=x_j.dtype).to(x_j.device)
+
+
+@pytest.mark.parametrize("make", [_OfPython, _OfNumPy, _OfItsOwn])
+def test_random_numbers_of_other_generators_are_drawn_once(make, device, in_chunks):
+    x, edge_index = arguments("EdgeConv", "random", device)
+    layer = make()
+
+    def step():
+        random.seed(3), np.random.seed(0)
+        if make is _OfItsOwn:
+            layer.drawn.manual_seed(0)
+        leaf, outs = x.clone().requires_grad_(), []
+        for _ in range(5):  # each draws on
+            outs.append(layer(leaf, edge_index))
+        return [*(out.detach() for out in outs), torch.autograd.grad(sum(outs).pow(2).sum(), leaf)[0]]
+
+    assert "chunks of edges" not in {kernel for _, kernel, _ in same(step).kernels}
+
+
+def test_what_other_threads_run_is_as_it_was(device, in_chunks, monkeypatch):
+    """While messages are looked at without dropout, modules are not changed."""
+
+    class Drops(Difference):
+        def __init__(self):
+            super().__init__()
+            self.drop, self.norm, self.lin = tnn.Dropout(0.9), tnn.BatchNorm1d(F), tnn.Linear(F, F)
+
+        def message(self, x_j):
+            return self.drop(self.lin(x_j).sigmoid())
+
+    layer, close, looked = Drops().double().to(device), bounded._close, []
+
+    def watched(*arguments):
+        looked.append(all(m.training and not m._forward_pre_hooks for m in layer.modules()))
+        return close(*arguments)
+
+    monkeypatch.setattr(bounded, "_close", watched)
+    x, edge_index = arguments("EdgeConv", "random", device)
+    layer(x, edge_index)
+    assert kinds(gnnfast.report()) == {"chunks of edges"} and looked and all(looked)
 
 
 class _Normalised(Difference):
