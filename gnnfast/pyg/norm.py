@@ -396,8 +396,8 @@ def over_list(forward: Callable[..., Any], original: FunctionType, cls: type, po
     module, adj, weight = arguments[0], arguments[position], arguments[position + 1]
     found = None
     fuses = weight is None and module.fuse and not guards.context() and not _hops_are_few(module, adj, arguments[1])
-    if type(adj) is Tensor and adj.is_cuda and torch.is_autocast_enabled("cuda") and "lin" not in module.__dict__["_modules"]:
-        fuses = False  # PyG's product has a result of 16 bits, also of features that no layer has made such before
+    if type(adj) is Tensor and adj.is_cuda and torch.is_autocast_enabled("cuda"):
+        fuses = fuses and _ends_otherwise(module.__dict__)
     if fuses and known.multiplies(cls) and is_dispatched(original.__globals__.get("gcn_norm")):
         reduce = keeps_to_itself(module, cls)
         if reduce in LINEAR and is_by_name(module, reduce):
@@ -411,6 +411,12 @@ def over_list(forward: Callable[..., Any], original: FunctionType, cls: type, po
         return original(*arguments) if out is NotImplemented else out
     finally:
         _state.values = None
+
+
+def _ends_otherwise(own: dict[str, Any]) -> bool:
+    """Whether the dtype of a layer's result is not that of its product, which under autocast has 16 bits over a matrix on a GPU
+    alone: there is a linear layer, and the bias that the layer has besides is not left out."""
+    return not own["_modules"].keys().isdisjoint(("lin", "lins")) and own["_parameters"].get("bias", own) is not None
 
 
 def _hops_are_few(module: Any, adj: Any, x: Any) -> bool:

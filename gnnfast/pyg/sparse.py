@@ -76,10 +76,10 @@ def _is_multiplied_as_it_is(src: Tensor, other: Any) -> bool:
         return False
     if _is_grad_enabled() and (other.requires_grad or src.requires_grad):
         return False
-    nbytes = src._nnz() * max(other.shape[1], NARROW) * other.element_size()
-    if nbytes > select.SMALL["adjacency cuda"].inference * relative_bandwidth() or not settings().is_free:  # most_left()
+    if guards.context() or guards.function_modes() or torch.is_autocast_enabled("cuda"):
         return False
-    return not (guards.context() or guards.function_modes() or torch.is_autocast_enabled("cuda"))
+    nbytes = src._nnz() * max(other.shape[1], NARROW) * other.element_size()
+    return settings().is_free and nbytes <= select.SMALL["adjacency cuda"].inference * relative_bandwidth()  # as most_left()
 
 
 ROW_BYTES = 64  # in training on a CPU, however wide rows are
@@ -149,7 +149,10 @@ def _unsupported(src: Any, other: Any, reduce: Any) -> str:
             return "the sparse matrix requires a gradient"
         if src.is_cuda and extremum:
             return "PyG does not support max and min over a sparse matrix on CUDA"
-        alike = values.dtype is other.dtype or _cast_by_autocast(src, other) is not None
+        cast = _cast_by_autocast(src, other)
+        if cast is not None and src.layout is torch.sparse_csc and reduce == "mean":
+            return "autocast is on, and PyG divides by degrees of the dtype of the values"
+        alike = values.dtype is other.dtype or cast is not None
         if src.dim() != 2 or values.dim() != 1 or not alike or src.device != other.device:
             return f"a sparse matrix of {src.dtype}, {src.dim()} dimensions, on {src.device}"
         if src.layout is torch.sparse_coo and not src.is_coalesced():

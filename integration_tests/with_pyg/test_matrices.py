@@ -578,11 +578,13 @@ class Counted(torch.overrides.TorchFunctionMode):
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)
 @pytest.mark.parametrize("autocast", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("layout", [*LAYOUTS, "csc"])
 def test_autocast(reduce, autocast, layout, device):
     """On a GPU torch's product is one that is cast, whatever its operands are but float64. It has no gradient there."""
     dtypes = torch.float32, torch.float16, torch.bfloat16, torch.float64
     for of_matrix, of_features in itertools.product(dtypes, dtypes):
-        adj = matrix("random", device, layout).to(of_matrix)
+        adj = matrix("random", device, LAYOUTS["coo" if layout == "coo" else "csr"])
+        adj = (adj.to_sparse_csc() if layout == "csc" else adj).to(of_matrix)
         x = features(adj).to(of_features).requires_grad_()
 
         def step():
@@ -595,7 +597,10 @@ def test_autocast(reduce, autocast, layout, device):
                     run(lambda: quietly(step))
             continue
         report = quietly(lambda: same(lambda: [step().detach()], 1e-9 if of_matrix is torch.float64 else 0.02))  # noqa: B023
-        assert report.kernels and not report.fallbacks
+        left = layout == "csc" and reduce == "mean" and of_matrix is not torch.float64
+        assert bool(report.fallbacks) is left and bool(report.kernels) is not left
+        if left:
+            continue
         gradient = torch.autograd.grad(quietly(step).sum(), x)[0]
         assert gradient.dtype is of_features and gradient.isfinite().all()
 
@@ -603,11 +608,13 @@ def test_autocast(reduce, autocast, layout, device):
 @pytest.mark.parametrize("name", ["SAGEConv", "GCNConv", "GraphConv", "GINConv", "LGConv", "TAGConv", "GATConv", "LEConv"])
 def test_layers_under_autocast(name, layout, device):
     adj = matrix("random", device, layout, torch.float32)
-    layer, x = convs.ALL[name](F, F).to(device), features(adj).float()
+    layers, x = [convs.ALL[name](F, F).to(device)], features(adj).float()
+    if name in ("GCNConv", "TAGConv", "GATConv"):
+        layers.append(getattr(nn, name)(F, F, bias=False).to(device))
 
     def step():
         with torch.autocast(device.type, dtype=torch.bfloat16), torch.no_grad():
-            return [layer(x, adj)]
+            return [layer(x, adj) for layer in layers]
 
     for _ in range(3):
         try:

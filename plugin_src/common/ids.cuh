@@ -9,7 +9,7 @@
 namespace gnnfast {
 
 // One place for the process, in the host's memory: {the id, 2 * bound + 1}; the second is 0 while there is nothing to say. Of
-// several, some one is kept. Null if it would have to be made while a CUDA graph is captured.
+// several, some one is kept. Null if the host has no memory for it.
 longlong2* complaints();
 
 __device__ inline void complain(longlong2* at, int64_t id, int64_t bound) {

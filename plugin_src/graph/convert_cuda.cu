@@ -161,8 +161,12 @@ longlong2* complaints() {
   std::lock_guard<std::mutex> guard(lock);
   if (at) return at;
   void* made = nullptr;
-  // Refused while a CUDA graph is captured; the error must not stay behind.
-  if (cudaHostAlloc(&made, sizeof(longlong2), cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess) {
+  // While a CUDA graph is captured, in another thread perhaps, it would be refused and end that; it is no work of a stream.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  STD_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+  const cudaError_t error = cudaHostAlloc(&made, sizeof(longlong2), cudaHostAllocPortable | cudaHostAllocMapped);
+  STD_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+  if (error != cudaSuccess) {  // must not stay behind
     cudaGetLastError();
     return nullptr;
   }

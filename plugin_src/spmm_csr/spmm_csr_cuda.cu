@@ -21,7 +21,7 @@ constexpr int64_t kRanges = 512, kLeast = 1 << 14;  // of slots; the fewest slot
 // How rows longer than a block takes are shared: parts [ranges][2][width], of the row that a range begins in and of one that
 // begins there, whose number is in first [ranges], or -1.
 struct Split {
-  int64_t ranges, size;  // size: of a range, and the most slots that a block takes
+  int64_t ranges, size, most;  // size: slots of a range; most: those of a row that a block takes, at least as many
   void* part;
   int64_t* first;
 };
@@ -167,7 +167,8 @@ __device__ void sum_rows(const Block<T, I, VEC>& b, int64_t nth, int64_t blocks,
     if (is_long[t]) sum_row(row_of(t), b.bounds(row_of(t)), true, b.group, b.groups);
 }
 
-// Parts of the at most two rows longer than a range that meet it: one is there at its first slot, one goes on after its last.
+// Parts of the at most two rows that are long for a block and so for a range, which they meet: one is there at its first slot,
+// one goes on after its last.
 template <class T, class I, int VEC>
 __device__ void sum_parts(const Block<T, I, VEC>& b, const Split& split, int64_t range, longlong2* complaint) {
   using A = acc_t<T>;
@@ -175,7 +176,7 @@ __device__ void sum_parts(const Block<T, I, VEC>& b, const Split& split, int64_t
   int64_t row = b.row_of(begin), first = -1;
   for (int nth = 0; nth < 2; ++nth) {
     const longlong2 own = b.bounds(row);
-    if (own.y - own.x > split.size) {
+    if (own.y - own.x > split.most) {
       const bool begins = own.x >= begin;
       if (begins) first = row;
       b.over_features(
@@ -202,7 +203,7 @@ __global__ void __launch_bounds__(kMostThreads)
   if (nth < 0)
     sum_parts(block, split, blockIdx.x, complaint);
   else
-    sum_rows(block, nth, gridDim.x - split.ranges, team_groups, split.size, complaint);
+    sum_rows(block, nth, gridDim.x - split.ranges, team_groups, split.most, complaint);
 }
 
 // Adds up the parts of the row that begins in a range.
@@ -232,11 +233,12 @@ void launch_csr(const SpmmCsrArgs& p, const Tensor& x, cudaStream_t stream) {
   while (lanes < kWarp && lanes * VEC < p.width) lanes *= 2;
   const int groups = threads / lanes;
   while (team_groups < groups && team_groups * kShare * p.num_rows <= p.num_edges) team_groups *= 2;
-  Split split{0, p.num_edges, nullptr, nullptr};
+  Split split{0, p.num_edges, p.num_edges, nullptr, nullptr};
   Tensor parts;
   if (!alone) {
     split.size = std::max((p.num_edges + kRanges - 1) / kRanges, std::max(kLeast / p.width, int64_t{kLong}));
     split.ranges = (p.num_edges + split.size - 1) / split.size;
+    split.most = std::max(split.size, int64_t{kLong} * team_groups);  // what a team takes has no parts
     const auto size = static_cast<int64_t>(2 * sizeof(A)) * p.width;  // of a range
     parts = make_empty(x, {split.ranges * (size + static_cast<int64_t>(sizeof(int64_t)))}, ScalarType::Byte);
     split.first = static_cast<int64_t*>(parts.mutable_data_ptr());
