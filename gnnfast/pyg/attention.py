@@ -343,9 +343,9 @@ def _gat(module: Any, x: Any, pair: tuple[Tensor, Tensor], graph: Any, looped: T
         alpha = after_dropout(module, alpha)
         out = execute.aggregate(graph, h_src, alpha, "sum", place=place, training=module.training)
     elif not fits or given is not None:  # what hooks and replaced parts gave, or scores that may be anything: as PyG goes on
-        looped, edge_attr = _as_pyg_lists(module, (h_src.shape[0], h_dst.shape[0]), looped, given)
-        alpha = module.edge_updater(looped, alpha=(a_src, a_dst), edge_attr=edge_attr, size=None)
         x_pair = h_src.view(-1, heads, width), h_dst.view(-1, heads, width)
+        looped, edge_attr = _as_pyg_lists(module, (x_pair[0].shape[0], x_pair[1].shape[0]), looped, given)
+        alpha = module.edge_updater(looped, alpha=(a_src, a_dst), edge_attr=edge_attr, size=None)
         out = module.propagate(looped, x=x_pair, alpha=alpha, size=None).view(-1, heads * width)
     else:
         out, alpha = execute.attention(
@@ -434,8 +434,8 @@ def _gatv2(
         out = execute.gatv2_attention(graph, right, left, att.view(-1), heads, module.negative_slope, edge=edge, **how)
     fused, alpha = out is not None, None
     if out is None or weights:
-        looped, edge_attr = _as_pyg_lists(module, (left.shape[0], right.shape[0]), looped, given)
         both = left.view(-1, heads, width), right.view(-1, heads, width)
+        looped, edge_attr = _as_pyg_lists(module, (both[0].shape[0], both[1].shape[0]), looped, given)
         alpha = module.edge_updater(looped, x=both, edge_attr=edge_attr)
         # Not of these where there is a kernel: a layer's output must not depend on whether coefficients are asked for.
         out = module.propagate(looped, x=both, alpha=alpha).view(-1, shape) if out is None else out

@@ -89,9 +89,9 @@ def _tensors(kwargs: dict[str, Any]) -> Iterator[Tensor]:
                 yield t
 
 
-def _differ_in_rows(pair: Any, dim: int) -> bool:
+def _differ_in_rows(pair: Any, dim: int, size: Any) -> bool:
     tensors = [t for t in pair if isinstance(t, Tensor) and -t.dim() <= dim < t.dim()] if isinstance(pair, (tuple, list)) else ()
-    return len({t.shape[dim] for t in tensors}) > 1
+    return len({*(t.shape[dim] for t in tensors), *(n for n in size or () if n is not None)}) > 1
 
 
 def propagate(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any], why: str, collect: str = COLLECT) -> Any:
@@ -103,7 +103,7 @@ def propagate(module: Any, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
     reason = guards.operand("edge_index", edge_index)
     if reason or not edge_index.is_contiguous():
         raise Unsupported(reason or "edge_index is not contiguous")
-    if module.flow != "source_to_target" and any(_differ_in_rows(value, module.node_dim) for value in kwargs.values()):
+    if module.flow != "source_to_target" and any(_differ_in_rows(value, module.node_dim, size) for value in kwargs.values()):
         raise Unsupported("flow is target_to_source, and PyG has messages of the first of a pair of unlike sizes")
     steps = check_steps(module, collect)
     if bounded.may_not_fit(edge_index.shape[1], _row_bytes(kwargs), edge_index.device):

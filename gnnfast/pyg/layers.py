@@ -325,7 +325,7 @@ class _Parts:
     """What was found out about a layer. It holds while its parts, options and functions are the same and nobody watches them, which
     each call asks again (:meth:`hold`): a few operations, since on small graphs they take as long as kernels."""
 
-    __slots__ = ("aggr", "code", "fetch", "hops", "lin", "options", "reduce", "root", "to_target", "verdict", "watch")
+    __slots__ = ("aggr", "code", "fetch", "hops", "kind", "lin", "options", "reduce", "root", "to_target", "verdict", "watch")
 
     def __init__(self, form: Form, known: Any, module: Any, weighted: bool) -> None:
         """Raises Unsupported if the layer is not what it declares."""
@@ -335,7 +335,7 @@ class _Parts:
         # Whoever has replaced a function in between would see features of another width.
         if not keeps_methods(cls, known) or "propagate" in own:
             raise Unsupported("a method is another than the layer's")
-        self.verdict, self.watch = check_module(module), watch_of(module)
+        self.verdict, self.watch, self.kind = check_module(module), watch_of(module), type(self.aggr)
         message = self.verdict.message
         shape = ("edge_weight", "view") if weighted else (None, "plain")
         if self.verdict.update is not None or self.verdict.reduce not in _LEFT or message.feature != "x" or message[1:3] != shape:
@@ -357,6 +357,8 @@ class _Parts:
         own = module.__dict__
         modules, lin, aggr = own["_modules"], self.lin, self.aggr
         if modules.get(form.lin) is not lin or modules.get(form.root) is not self.root or modules.get("aggr_module") is not aggr:
+            return False
+        if type(aggr) is not self.kind:
             return False
         cls = type(module)
         return (

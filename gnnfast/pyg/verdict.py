@@ -106,6 +106,8 @@ def _check_instance(module: Any, collect: str) -> None:
         raise Unsupported("decomposed_layers is set")
     if not own.keys().isdisjoint(METHODS):
         raise Unsupported("the instance overrides a method of message passing")
+    if hasattr(type(module), "aggr_module"):
+        raise Unsupported("the aggregation is an attribute of the class")
     if any(global_hooks):
         raise Unsupported("global module hooks are registered")
     if collect == GENERIC:

@@ -101,3 +101,22 @@ def test_parts_that_give_something_else(device):
         assert same(lambda layer=layer: layer(x, edge_index))
     layer = Updater(F, 4).to(device)
     assert same(lambda: layer(x, edge_index))
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("make", [nn.GATConv, nn.GATv2Conv])
+def test_linear_layers_wider_than_the_heads(make, heads, device):
+    """PyG cuts what they give into more rows, all of which get loops."""
+    edge_index, n, _ = GRAPHS["random"]()
+    x, edge_index = torch.randn(n, F, device=device), edge_index.to(device)
+    layer = make(F, F, heads=heads)
+    for name in ("lin", "lin_l", "lin_r") if make is nn.GATConv else ("lin_l", "lin_r"):
+        if getattr(layer, name, None) is not None:
+            setattr(layer, name, torch.nn.Linear(F, 2 * heads * F))
+    layer.to(device)
+    for _ in range(3):
+        found = layer(x, edge_index)
+        gnnfast.disable()
+        expected = layer(x, edge_index)
+        gnnfast.enable()
+        assert found.shape == expected.shape and relative_error(found, expected) < 1e-5

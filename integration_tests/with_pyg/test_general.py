@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from comparison import both, compare, run
+from comparison import both, compare, run, same, without
 from graphs import GRAPHS, relative_error
 from torch import nn as tnn
 
@@ -237,3 +237,30 @@ def test_softmax_aggregation_pays_earlier(monkeypatch):
     assert general.pays(nn.GENConv(16, 16), edge_index, {"x": x})
     assert not general.pays(nn.GENConv(16, 16, aggr="max"), edge_index, {"x": x})
     assert general.pays(nn.GENConv(16, 16, aggr="max"), edge_index, {"x": torch.zeros(10, 48)})
+
+
+AGAINST_THE_FLOW = [(nn.WLConvContinuous, None), (nn.SimpleConv, "mean"), (nn.SimpleConv, "std")]
+AGAINST_THE_FLOW += [(make, aggr) for make in (nn.SAGEConv, nn.GraphConv) for aggr in ("mean", ["mean", "max", "std"], "softmax")]
+
+
+@pytest.mark.parametrize("sizes", [(30, 20), (20, 30), (30, None), (None, 20)])
+@pytest.mark.parametrize(("make", "aggr"), AGAINST_THE_FLOW)
+def test_sources_without_destinations_against_the_flow(make, aggr, sizes, device):
+    """PyG gathers the first of the pair, however many the others are."""
+    n = sizes[0] or 30
+    edge_index = torch.stack([torch.randint(0, n, (300,)), torch.randint(0, min(n, 20), (300,))]).to(device)
+    widths, options = (8, 8) if make in (nn.SAGEConv, nn.GraphConv) else (), {} if aggr is None else {"aggr": aggr}
+    layer = make(*widths, flow="target_to_source", **options).double().to(device)
+
+    def step():
+        x = torch.randn(n, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(device).requires_grad_()
+        out = layer((x, None), edge_index, size=sizes)
+        return [out.detach(), torch.autograd.grad(out.pow(2).sum(), x)[0]]
+
+    try:
+        without(step)
+    except Exception as error:
+        with pytest.raises(type(error)):
+            step()
+    else:
+        same(step, 1e-9)

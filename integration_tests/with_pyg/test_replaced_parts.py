@@ -233,3 +233,21 @@ def test_layers_are_still_served(edge_index, x, device):
     for layer in (nn.GCNConv(F, 4), nn.SAGEConv(F, 4, aggr="max"), nn.GINConv(torch.nn.Linear(F, 4)), nn.APPNP(2, 0.1)):
         report = compare(layer.to(device), x.float(), edge_index)
         assert report.kernels and not report.fallbacks
+
+
+@pytest.mark.parametrize("make", [nn.SAGEConv, nn.GCNConv, nn.GraphConv, nn.GINConv])
+def test_an_aggregation_of_another_class(make, edge_index, x):
+    """The same module that has become another, or another that a subclass has instead."""
+    layer = make(torch.nn.Linear(F, 5) if make is nn.GINConv else F, *([] if make is nn.GINConv else [5])).double().to(x.device)
+    for _ in range(2):
+        same(lambda: layer(x, edge_index))
+    layer.aggr_module.__class__ = aggr.MaxAggregation
+    for _ in range(2):
+        same(lambda: layer(x, edge_index))
+
+    class OfClass(make):
+        aggr_module = property(lambda self: aggr.MinAggregation())
+
+    layer.__class__ = OfClass
+    for _ in range(2):
+        same(lambda: layer(x, edge_index))
