@@ -56,6 +56,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> torch.device:
     reason = _native.missing(request.param)
+    if not reason and request.param not in DEVICES:
+        reason = "this machine has no CUDA device"
     if reason:
         pytest.skip(reason)
     return torch.device(request.param)

@@ -8,6 +8,9 @@ from graphs import GRAPHS, TOLERANCE, many_rows, reference_spmm, relative_error
 
 from gnnfast.graph import ids as graph_ids
 
+if not torch.cuda.is_available():
+    pytest.skip("this machine has no CUDA device", allow_module_level=True)
+
 spmm_csr = torch.ops.gnnfast.spmm_csr.default
 on_cuda = pytest.mark.parametrize("device", ["cuda"], indirect=True)
 
