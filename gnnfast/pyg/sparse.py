@@ -27,7 +27,7 @@ if _native.cpu.loaded:
     from gnnfast.ops.spmm_csr import multiply_csr
 
 _PLACE = "pyg spmm"
-_HAS_CUDA = not _native.missing("cuda")
+_HAS_CUDA = _native.cuda.loaded
 _is_grad_enabled = torch.is_grad_enabled
 _CSR, _STRIDED, _deterministic = torch.sparse_csr, torch.strided, torch._C._get_deterministic_algorithms
 _ADDED = ("sum", "add")
@@ -112,9 +112,9 @@ _MOST = 1024
 
 
 def _is_new(src: Tensor) -> bool:
-    """Whether a matrix that a GPU meets for the first time may be torch's. Of one that is not used again a graph pays only over
-    more than 8 million entries, in training more than 2, where torch's product takes up to a third longer; to ask how many there
-    are takes longer."""
+    """Whether a matrix is one that a GPU meets for the first time and that may be torch's; from now on it is known. Of one that is
+    not used again a graph pays only over more than 8 million entries, in training more than 2, where torch's product takes up to a
+    third longer; to ask how many there are takes longer."""
     met = _met.get(id(src))
     if met is not None and met() is src:
         return False

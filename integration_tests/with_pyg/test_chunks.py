@@ -117,7 +117,8 @@ def test_random_numbers_of_other_generators_are_drawn_once(make, device, in_chun
     layer = make()
 
     def step():
-        random.seed(3), np.random.seed(0)
+        random.seed(3)
+        np.random.seed(0)
         if make is _OfItsOwn:
             layer.drawn.manual_seed(0)
         leaf, outs = x.clone().requires_grad_(), []
