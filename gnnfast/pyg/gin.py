@@ -19,7 +19,7 @@ from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import listed
 from gnnfast.pyg.adjacency import graph_of
-from gnnfast.pyg.matrices import is_matrix
+from gnnfast.pyg.matrices import aggregated, is_matrix
 from gnnfast.pyg.messages import GINE
 from gnnfast.pyg.products import fits, is_csr, is_product, placeholder, through
 from gnnfast.pyg.small import ALONE, SMALL, of_sums
@@ -38,8 +38,10 @@ def make_gin_conv(original: FunctionType) -> Callable[..., Any]:
 
     def gin_conv(module: Any, x: Any, edge_index: Any, size: Any) -> Any:
         plain = type(x) is Tensor and size is None and x.layout is _STRIDED
-        if (plain and is_matrix(edge_index)) or guards.context():
-            return NotImplemented  # its product is all that is served
+        if guards.context():
+            return NotImplemented
+        if plain and is_matrix(edge_index):
+            return _over_matrix(known, module, x, edge_index)
         if plain:
             return _gin(known, module, x, edge_index)
         x_src, x_dst = _pair(x)
@@ -114,6 +116,22 @@ def _gin(known: Any, module: Any, x: Tensor, edge_index: Any, edge_attr: Tensor 
             out = aggregate(graph, x, None, verdict.reduce, **how)
             out = out.addcmul_(x, 1 + eps) if verdict.reduce in LINEAR else torch.addcmul(out, x, 1 + eps)  # a maximum is kept
     except (Unsupported, IndexError, ValueError):  # PyG raises its own
+        return NotImplemented
+    return through(module.nn, out)
+
+
+def _over_matrix(known: Any, module: Any, x: Tensor, adj: Any) -> Any:
+    """GINConv over a matrix, where its operations, of which PyG has one more, and few questions are all."""
+    own = module.__dict__
+    eps = own["_buffers"].get("eps", own["_parameters"].get("eps"))
+    if type(eps) not in guards.PLAIN or eps.dtype is not x.dtype or eps.shape != (1,):
+        return NotImplemented
+    out = aggregated(module, known, x, adj)
+    if out is None:
+        return NotImplemented
+    try:
+        out.addcmul_(x, 1 + eps)
+    except RuntimeError:  # PyG raises its own
         return NotImplemented
     return through(module.nn, out)
 

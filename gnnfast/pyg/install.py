@@ -23,6 +23,7 @@ from gnnfast.pyg.gin import make_gin_conv, make_gine_conv
 from gnnfast.pyg.hypergraph import make_hypergraph_conv
 from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG, make_layer
 from gnnfast.pyg.loops import flipped, make_add_self_loops, make_remove_self_loops, make_side_by_side
+from gnnfast.pyg.matrices import make_ptr2index
 from gnnfast.pyg.negative_sampling import make_negative_sampling, make_sample
 from gnnfast.pyg.norm import make_gcn_norm, make_laplacian, make_normalising
 from gnnfast.pyg.pna import make_pna_conv
@@ -124,6 +125,7 @@ PATCHES = (
         ("self.bias[type_vec]", "self.bias, type_vec, type_ptr", biases_of_types),
     ),
     Patch("torch_geometric.nn.dense.linear", "HeteroLinear.forward_naive", ("eac42818506e",), make_hetero_linear),
+    Patch("torch_geometric.index", "ptr2index", ("9f7c5af4e632",), make_ptr2index),
     Patch(
         "torch_geometric.utils._negative_sampling",
         "negative_sampling",

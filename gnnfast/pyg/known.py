@@ -87,6 +87,9 @@ FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
     (_RGAT, "RGATConv.message"): ("d82475235dbc",),
     (_RGAT, "RGATConv.update"): ("572690c58154",),
     (_UTILS + "_one_hot", "one_hot"): ("d9714ae37169",),
+    ("torch_geometric.nn.conv.sage_conv", "SAGEConv.message_and_aggregate"): ("a2f51216150e",),
+    ("torch_geometric.nn.conv.graph_conv", "GraphConv.message_and_aggregate"): ("b748192beae3",),
+    (_GIN, "GINConv.message_and_aggregate"): ("a2f51216150e",),
 }
 TRANSFORMER = _TRANSFORMER, "TransformerConv.message"
 GINE = _GIN, "GINEConv.message"
@@ -322,16 +325,19 @@ def replaced_in_layer(cls: type) -> str:
 def _of_product(cls: Any) -> Watch:
     module = sys.modules[cls.__module__]
 
-    def judge() -> bool:
-        return _is_as_written(cls.message_and_aggregate, cls.__module__) and is_dispatched(module.spmm)
+    def judge() -> tuple[bool, bool]:
+        function, where = cls.message_and_aggregate, cls.__module__
+        multiplies = _is_as_written(function, where) and is_dispatched(module.spmm)
+        return multiplies, multiplies and is_known(function, where, f"{cls.__name__}.message_and_aggregate")
 
     return Watch(("message_and_aggregate",), {"module": module}, ("module.spmm",), judge)
 
 
-def multiplies(cls: type) -> bool:
-    """Whether what one of PyG's layers does with a matrix is PyG's product, which nobody has replaced."""
+def multiplies(cls: type, alone: bool = False) -> bool:
+    """Whether what one of PyG's layers does with a matrix is PyG's product, which nobody has replaced; ``alone``: of its features,
+    by its ``aggr``, and nothing else."""
     try:
-        return _of_product(cls).verdict(cls)  # type: ignore[no-any-return]
+        return _of_product(cls).verdict(cls)[alone]  # type: ignore[no-any-return]
     except AttributeError:
         return False
 

@@ -29,11 +29,11 @@ from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import listed
 from gnnfast.pyg.adjacency import ends_of_new, found_graph, graph_of, regrets, running
 from gnnfast.pyg.as_written import reduced
-from gnnfast.pyg.matrices import is_matrix
+from gnnfast.pyg.matrices import aggregated, is_matrix
 from gnnfast.pyg.norm import make_normalising, normalised, over_list, sharing
 from gnnfast.pyg.products import fits, is_csr, is_product, lin_parameters, placeholder, sparse_product
 from gnnfast.pyg.small import ALONE, SMALL, are_few, bounds, is_new, is_new_and_tiny, most_ids, of_sums, remember
-from gnnfast.pyg.verdict import check_module, keeps_methods, reduction_of, served, watch_of
+from gnnfast.pyg.verdict import check_module, global_hooks, keeps_methods, reduction_of, served, watch_of
 from gnnfast.reporting import ran
 from gnnfast.stream import is_capturing
 from gnnfast.types import EXTREMA, FEATURE_DTYPES, LINEAR, REORDERED
@@ -99,7 +99,9 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
 
         def forward(module: Any, x: Any, edge_index: Any, *rest: Any) -> Any:
             if is_matrix(edge_index):
-                return over_list(forward, original, known, 2, module, x, edge_index, *rest) if form.normalised else NotImplemented
+                if form.normalised:
+                    return over_list(forward, original, known, 2, module, x, edge_index, *rest)
+                return _over_matrix(form, known, module, x, edge_index)
             few = _has_kept_few(module) if form.normalised else _is_few(form, module, x, edge_index)
             plain = bool(form.root) and rest[0] is None and rest[-1] is None
             if guards.context() or (few and not plain):
@@ -113,7 +115,7 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
             if plain:
                 out = (_alone if few else _at_once)(form, parts, module, x, edge_index)
                 if out is not None:
-                    return functional.normalize(out, p=2.0, dim=-1) if form.unit and getattr(module, form.unit) else out
+                    return _unit(form, module, out)
             if few:
                 return NotImplemented
             call = _look(form, parts, module, x, edge_index, weight, size)
@@ -131,11 +133,53 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
                 if not first:
                     return in_order(module, x, edge_index, *rest)
                 out = _in_parts(module, call, {} if at_size is None else {"size": size}, at_weight is not None, bool(form.root))
-            return functional.normalize(out, p=2.0, dim=-1) if form.unit and getattr(module, form.unit) else out
+            return _unit(form, module, out)
 
         return forward
 
     return make
+
+
+def _unit(form: Form, module: Any, out: Tensor) -> Tensor:
+    return functional.normalize(out, p=2.0, dim=-1) if form.unit and getattr(module, form.unit) else out
+
+
+def _over_matrix(form: Form, known: Any, module: Any, x: Any, adj: Any) -> Any:
+    """The layer over a matrix, where its operations, of which PyG has one more, and few questions are all."""
+    if type(x) is not Tensor or not x.is_cuda or (x.requires_grad and torch.is_grad_enabled()):
+        return NotImplemented
+    own = module.__dict__
+    modules = own["_modules"]
+    lin, root = modules.get(form.lin), modules.get(form.root)
+    if any(own.get(option) for option in form.refused) or any(global_hooks) or not is_product(lin):
+        return NotImplemented
+    weight, bias = lin_parameters(lin)
+    if type(weight) not in guards.PLAIN or (bias is not None and type(bias) not in guards.PLAIN):
+        return NotImplemented
+    root_weight = None
+    if not form.has_root or own.get(form.has_root):
+        root_weight, root_bias = lin_parameters(root) if root is not None and is_product(root, type(lin)) else ("", "")
+        if type(root_weight) not in guards.PLAIN or root_bias is not None:
+            return NotImplemented
+    out = aggregated(module, known, x, adj)
+    if out is None:
+        return NotImplemented
+    try:
+        return _unit(form, module, _multiplied(root, Linear(x, weight, bias, None, root_weight), out))
+    except RuntimeError:  # PyG raises its own
+        return NotImplemented
+
+
+def _multiplied(root: Any, operands: Linear, out: Tensor) -> Tensor:
+    """What the products of a layer, the second by ``root``, make of the aggregated features."""
+    x, weight, bias, _, root_weight = operands
+    out = functional.linear(out, weight, bias)
+    if root_weight is None:
+        return out
+    hidden = x.requires_grad or not features.large(x)  # else they may be used compressed
+    if hidden and x.is_cuda and not torch.is_autocast_enabled("cuda"):
+        return out.addmm_(x, root_weight.t())  # a launch less than a product and a sum, which on a CPU have other last bits
+    return out + (functional.linear(x, root_weight) if hidden else root(x))
 
 
 def _operands(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any) -> Linear | None:
@@ -173,7 +217,6 @@ def _alone(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any) -> T
         return None
     if x.is_cuda:
         ids.check()
-    _, weight, bias, _, root = operands
     nodes, reduce = x.shape[0], parts.reduce
     try:
         pays, to_target = listed.pays(edge_index, x), parts.to_target
@@ -181,13 +224,7 @@ def _alone(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any) -> T
         if out is NotImplemented:
             src, dst = edge_index.unbind() if to_target else reversed(edge_index.unbind())
             out = reduced(module, parts.aggr, x.index_select(0, src), dst, nodes, reduce)
-        out = functional.linear(out, weight, bias)
-        if root is not None:
-            hidden = x.requires_grad or not features.large(x)  # else they may be used compressed
-            if hidden and x.is_cuda and not torch.is_autocast_enabled("cuda"):
-                out.addmm_(x, root.t())  # a launch less than a product and a sum, which on a CPU have other last bits
-            else:
-                out = out + (functional.linear(x, root) if hidden else parts.root(x))
+        out = _multiplied(parts.root, operands, out)
     except (IndexError, ValueError, RuntimeError):  # PyG raises its own
         return None
     left.edge_index = None

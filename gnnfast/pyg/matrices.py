@@ -17,7 +17,9 @@ from gnnfast import guards
 from gnnfast.cache import Sightings, cache, keep_if_captured, usable_later
 from gnnfast.config import settings
 from gnnfast.graph.checks import saved_tensors_are_watched
+from gnnfast.patching import is_dispatched
 from gnnfast.pyg import known
+from gnnfast.pyg.sparse import MULTIPLIED, is_multiplied_as_it_is, multiply_as_it_is
 from gnnfast.pyg.verdict import COLLECT, check_steps, fused_hooks
 from gnnfast.unsupported import Unsupported
 
@@ -51,20 +53,44 @@ _NO_HOOKS: tuple[dict[int, Any], ...] = ({}, {}, {}, {})
 def multiply(module: Any, adj: Any, kwargs: dict[str, Any]) -> Any:
     """PyG's fused route: its product with a matrix, without the loops over no hooks around it, which on small graphs take as long.
     ``NotImplemented``: there are hooks, or functions of a subclass."""
-    own, cls = module.__dict__, type(module)
-    functions = _of_class(cls)
-    fetch, alone, update, check = _asked.get(functions) or _ask(cls, functions)
-    if fetch is None or functions[1].__code__ is not update or functions[2].__code__ is not check:
-        return NotImplemented
-    if fused_hooks(own) != _NO_HOOKS or own["flow"] != "source_to_target" or "_check_input" in own or "update" in own:
-        return NotImplemented
-    if guards.function_modes():
+    asked = _asked_of(module)
+    if asked is None:
         return NotImplemented
     try:
-        found = fetch(kwargs)
+        found = asked.fetch(kwargs)  # type: ignore[misc]
     except KeyError:  # PyG raises its own
         return NotImplemented
-    return module.message_and_aggregate(adj, found) if alone else module.message_and_aggregate(adj, *found)
+    return module.message_and_aggregate(adj, found) if asked.alone else module.message_and_aggregate(adj, *found)
+
+
+def aggregated(module: Any, layer: type, x: Any, adj: Any) -> Tensor | None:
+    """What PyG's ``layer``, which a module is, aggregates of ``x [N, F]`` over a square matrix, where that is one operation which
+    takes the matrix as it is: there the host decides. ``None``: PyG's own must run."""
+    if type(x) is not Tensor or not x.is_cuda or type(adj) is not Tensor or x.dim() != 2 or adj.shape != (x.shape[0],) * 2:
+        return None
+    own, cls = module.__dict__, type(module)
+    if not module.fuse or own["_explain"] or "propagate" in own or "message_and_aggregate" in own:
+        return None
+    aggr = module.aggr
+    if type(aggr) is not str or aggr not in MULTIPLIED or not is_multiplied_as_it_is(adj, x):
+        return None
+    if cls.message_and_aggregate is not layer.message_and_aggregate or not known.multiplies(layer, alone=True):  # type: ignore[attr-defined]
+        return None
+    if not is_dispatched(cls.propagate) or _asked_of(module) is None:
+        return None
+    return multiply_as_it_is(adj, x, aggr, f"pyg {cls.__name__}")
+
+
+def _asked_of(module: Any) -> _Asked | None:
+    """What is known of the functions of a module, if around its ``message_and_aggregate()`` there is nothing else."""
+    own, cls = module.__dict__, type(module)
+    functions = _of_class(cls)
+    asked = _asked.get(functions) or _ask(cls, functions)
+    if asked.fetch is None or functions[1].__code__ is not asked.update or functions[2].__code__ is not asked.check:
+        return None
+    if fused_hooks(own) != _NO_HOOKS or own["flow"] != "source_to_target" or "_check_input" in own or "update" in own:
+        return None
+    return None if guards.function_modes() else asked
 
 
 def _ask(cls: type, functions: tuple[Any, ...]) -> _Asked:
@@ -168,6 +194,21 @@ def edges_of(adj: Any) -> Tensor | None:
     if found is None and not _met.again(holder[-1]):
         return build()  # layers that add loops make a matrix in each call
     return cache.get(holder, "edges", build, parts) if found is None else found
+
+
+def make_ptr2index(original: FunctionType) -> Callable[..., Any]:
+    """A dispatcher for ``ptr2index(ptr [N + 1], output_size)``, the row of each element of a CSR matrix, by which PyG lists its
+    edges: on a GPU, for few of them, by three short operations in place of eleven launches."""
+
+    def ptr2index(ptr: Any, output_size: Any) -> Any:
+        if type(ptr) is not Tensor or not ptr.is_cuda or type(output_size) is not int or not 0 < output_size <= FEW_ENTRIES:
+            return NotImplemented
+        if ptr.dtype is not torch.int64 or ptr.dim() != 1 or ptr.shape[0] < 2 or guards.context() or guards.function_modes():
+            return NotImplemented
+        elements = torch.arange(output_size, device=ptr.device)
+        return torch.bucketize(elements, ptr[1:] - ptr[0], right=True)
+
+    return ptr2index
 
 
 _met = Sightings()

@@ -31,19 +31,16 @@ _HAS_CUDA = _native.cuda.loaded
 _is_grad_enabled = torch.is_grad_enabled
 _CSR, _STRIDED, _deterministic = torch.sparse_csr, torch.strided, torch._C._get_deterministic_algorithms
 _ADDED = ("sum", "add")
-_REDUCTIONS = (*_ADDED, "mean", "max", "min")
+MULTIPLIED = (*_ADDED, "mean")
+_REDUCTIONS = (*MULTIPLIED, "max", "min")
 
 
 def make_spmm(original: FunctionType) -> Any:
     """A dispatcher for ``spmm(src, other, reduce)``."""
 
     def spmm(src: Any, other: Any, reduce: Any) -> Any:
-        if type(src) is Tensor and src.is_cuda and (reduce in _ADDED or reduce == "mean") and _is_multiplied_as_it_is(src, other):
-            ids.check()
-            ids.watch(other)
-            mean = reduce == "mean"
-            ran(_PLACE, "gar mean" if mean else "gar sum", _AS_IT_IS)
-            return multiply_csr(src.crow_indices(), src.col_indices(), src.values(), other, mean)
+        if type(src) is Tensor and src.is_cuda and reduce in MULTIPLIED and is_multiplied_as_it_is(src, other):
+            return multiply_as_it_is(src, other, reduce, _PLACE)
         if _is_small(src, other):  # as PyG has it, whatever records calls
             ran(_PLACE, "PyG's own", SMALL)
             if reduce in _ADDED and src.layout is _CSR:
@@ -65,21 +62,30 @@ _AS_IT_IS = "over the matrix as it is, no message exists"
 NARROW = 16  # features, below which an entry takes as long
 
 
-def _is_multiplied_as_it_is(src: Tensor, other: Any) -> bool:
+def is_multiplied_as_it_is(src: Tensor, other: Any) -> bool:
     """Whether one operation of ours multiplies a matrix on a GPU without asking who it is: torch's takes the host twice as long, a
     mean as PyG has it four times. What that saves is soon spent: ten calls of Python functions take as long."""
     if not _HAS_CUDA or type(other) not in guards.PLAIN or src.layout is not _CSR or other.layout is not _STRIDED:
+        return False
+    if _is_grad_enabled() and (other.requires_grad or src.requires_grad):
         return False
     if src.dtype is not other.dtype or other.dtype not in FEATURE_DTYPES or src.device != other.device:
         return False
     if other.dim() != 2 or src.dim() != 2 or src.shape[1] != other.shape[0]:
         return False
-    if _is_grad_enabled() and (other.requires_grad or src.requires_grad):
-        return False
     if guards.context() or guards.function_modes() or torch.is_autocast_enabled("cuda"):
         return False
     nbytes = src._nnz() * max(other.shape[1], NARROW) * other.element_size()
     return settings().is_free and nbytes <= select.SMALL["adjacency cuda"].inference * relative_bandwidth()  # as most_left()
+
+
+def multiply_as_it_is(src: Tensor, other: Tensor, reduce: str, place: str) -> Tensor:
+    """Such a product, by one of the reductions :data:`MULTIPLIED`."""
+    mean = reduce == "mean"
+    ids.check()
+    ids.watch(other)
+    ran(place, "gar mean" if mean else "gar sum", _AS_IT_IS)
+    return multiply_csr(src.crow_indices(), src.col_indices(), src.values(), other, mean)
 
 
 ROW_BYTES = 64  # in training on a CPU, however wide rows are

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 import warnings
@@ -14,8 +15,9 @@ from gnnfast.benchmarks import convs
 from graphs import GRAPHS
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn
+from torch_geometric.index import ptr2index
 from torch_geometric.typing import OptPairTensor
-from torch_geometric.utils import spmm
+from torch_geometric.utils import segment, spmm
 
 import gnnfast
 from gnnfast.dispatch import select
@@ -515,6 +517,167 @@ def test_a_gpu_multiplies_small_matrices_as_they_are(graph, as_they_are, device)
         with torch.inference_mode():
             same(lambda: [layer(x, adj)])  # noqa: B023
         assert gnnfast.report().fallbacks == {} and place_and_why[1] in {why for *_, why in gnnfast.report().kernels}
+
+
+def _gin(**options):
+    return nn.GINConv(torch.nn.Sequential(torch.nn.Linear(F, 5), torch.nn.ReLU()), **options)
+
+
+PRODUCTS = {
+    "SAGE": lambda: nn.SAGEConv(F, 5),
+    "SAGE, sums": lambda: nn.SAGEConv(F, 5, aggr="sum", bias=False, normalize=True),
+    "SAGE, no root": lambda: nn.SAGEConv(F, 5, root_weight=False),
+    "GraphConv": lambda: nn.GraphConv(F, 5),
+    "GraphConv, means": lambda: nn.GraphConv(F, 5, aggr="mean", bias=False),
+    "GIN": _gin,
+    "GIN, eps": lambda: _gin(eps=0.5, train_eps=True),
+    "GIN, means": lambda: _gin(aggr="mean"),
+}
+
+
+def _changed_module(make):
+    """A change to a layer."""
+
+    def change(layer, patch):
+        make(layer)
+
+    return change
+
+
+def _other_linear(layer):
+    for name in ("lin_l", "lin_rel", "nn"):
+        if name in layer._modules:
+            setattr(layer, name, torch.nn.Sequential(getattr(layer, name), torch.nn.Tanh()))
+
+
+def _hooked_linear(layer):
+    for module in layer.modules():
+        if isinstance(module, (nn.Linear, torch.nn.Linear)):
+            module.register_forward_hook(lambda module, args, out: 2 * out)
+
+
+def _linear_with_bias(layer):
+    for name in ("lin_r", "lin_root"):
+        if name in layer._modules:
+            setattr(layer, name, nn.Linear(F, 5).to(next(layer.parameters())))
+
+
+def _hooked_globally(layer, patch):
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda module, args, out: out + 1)
+    patch.callback(handle.remove)
+
+
+def _replaced(where, name, value):
+    """A change to what the class of a layer, its module (``where`` is empty) or PyG's class of them all has by that name."""
+
+    def change(layer, patch):
+        owner = {"class": type(layer), "module": sys.modules[type(layer).__module__], "base": nn.MessagePassing}[where]
+        patch.setattr(owner, name, value(getattr(owner, name)))
+
+    return change
+
+
+CHANGES = {
+    "no product": _changed_module(lambda layer: setattr(layer, "fuse", False)),
+    "a hook on propagate": _changed_module(lambda layer: layer.register_propagate_forward_hook(lambda module, args, out: 3 * out)),
+    "a hook on the product": _changed_module(
+        lambda layer: layer.register_message_and_aggregate_forward_hook(lambda module, args, out: 3 * out)
+    ),
+    "a method of its own": _changed_module(lambda layer: setattr(layer, "message_and_aggregate", lambda adj, x, *_: 2 * x[0])),
+    "an update of its own": _changed_module(lambda layer: setattr(layer, "update", lambda out, *_: 2 * out)),
+    "a propagate of its own": _changed_module(
+        lambda layer: setattr(layer, "propagate", lambda adj, x, **_: 2 * (x[0] if isinstance(x, tuple) else x))
+    ),
+    "another linear layer": _changed_module(_other_linear),
+    "a hook on linear layers": _changed_module(_hooked_linear),
+    "a root with a bias": _changed_module(_linear_with_bias),
+    "another reduction": _changed_module(lambda layer: setattr(layer, "aggr", "mean" if layer.aggr != "mean" else "sum")),
+    "a hook on all modules": _hooked_globally,
+    "another product": _replaced("module", "spmm", lambda spmm: lambda adj, x, reduce: 2 * x),
+    "another method of the class": _replaced("class", "message_and_aggregate", lambda _: lambda self, *args: 2 * args[1][0]),
+    "another update of all": _replaced("base", "update", lambda _: lambda self, out: 2 * out),
+}
+
+
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_layers_that_are_products_over_matrices_as_they_are(name, grad, as_they_are, device):
+    torch.manual_seed(0)
+    layer = PRODUCTS[name]().double().to(device)
+    for graph in ("random", "no_edges", "hub", "self_loops_and_duplicates"):
+        adj = matrix(graph, device)
+        x = features(adj)
+
+        def step():
+            out = layer(x, adj)  # noqa: B023
+            return [out.detach(), *(torch.autograd.grad(out.pow(2).sum(), list(layer.parameters())) if grad else ())]
+
+        with torch.set_grad_enabled(grad):
+            for _ in range(2):
+                found = same(step).kernels
+        expected = {(f"pyg {type(layer).__name__}", f"gar {'mean' if layer.aggr == 'mean' else 'sum'}", as_they_are[1]): 1}
+        assert found == expected
+
+
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("change", CHANGES)
+def test_nothing_of_a_layer_over_a_matrix_as_it_is_is_passed_by(change, name, as_they_are, device, monkeypatch):
+    torch.manual_seed(0)
+    layer, adj = PRODUCTS[name]().double().to(device), matrix("random", device)
+    x = features(adj)
+    with torch.no_grad(), contextlib.ExitStack() as undo:
+        same(lambda: [layer(x, adj)])
+        patch = undo.enter_context(monkeypatch.context())
+        patch.callback = undo.callback
+        CHANGES[change](layer, patch)
+        same(lambda: [layer(x, adj)])
+
+
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_what_does_not_fit_a_matrix_as_it_is_raises_as_in_pyg(name, as_they_are, device):
+    adj = matrix("random", device)
+    x = features(adj)
+    wrong = [
+        (lambda layer: layer(features(adj, F + 1), adj)),
+        (lambda layer: layer.float()(x, adj)),
+        (lambda layer: layer.cpu()(x, adj)),
+        (
+            lambda layer: layer(
+                x,
+                torch.sparse_csr_tensor(
+                    adj.crow_indices()[:-1],
+                    adj.col_indices()[: int(adj.crow_indices()[-2])],
+                    adj.values()[: int(adj.crow_indices()[-2])],
+                    (len(x) - 1, len(x)),
+                ),
+            )
+        ),
+    ]
+    for step in wrong:
+        layer = PRODUCTS[name]().double().to(device)
+        with torch.no_grad():
+            try:
+                expected = without(lambda: step(layer))  # noqa: B023
+            except Exception as error:
+                with pytest.raises(type(error)):
+                    step(layer)
+            else:
+                torch.testing.assert_close(step(layer), expected)
+
+
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+def test_rows_of_elements(device):
+    for ptr in ([0, 2, 2, 5, 5], [2, 4, 4, 7], [0, 0, 0, 3], [3, 3], [0, 100]):
+        of_rows = torch.tensor(ptr, device=device)
+        for dtype, size in itertools.product((torch.int64, torch.int32), (None, ptr[-1] - ptr[0])):
+            given = of_rows.to(dtype)
+            found, expected = ptr2index(given, size), without(lambda: ptr2index(given, size))  # noqa: B023
+            assert found.dtype is expected.dtype and torch.equal(found, expected)
+    src = torch.randn(7, F, device=device)
+    same(lambda: [segment(src, torch.tensor([0, 3, 3, 7], device=device), reduce) for reduce in ("sum", "max")])
 
 
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)
