@@ -23,6 +23,7 @@ STABLE_TORCH_LIBRARY(gnnfast, m) {
   m.def(
       "coo_to_formats(Tensor row, Tensor column, int num_rows, int num_cols, bool loops, bool both) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def("csr_rows(Tensor rowptr, int num_slots) -> Tensor");
   m.def("id_complaints(Tensor any) -> int");  // common/ids.cuh
   // graph/schedule.h
   m.def("schedule(Tensor rowptr, Tensor? order, int num_edges) -> (Tensor, Tensor)");

@@ -191,6 +191,11 @@ def _(row: Tensor, column: Tensor, num_rows: int, num_cols: int, loops: bool, bo
     return *side(num_rows, True), *side(num_cols, both), row.new_empty(8, dtype=torch.int64, device="cpu")
 
 
+@torch.library.register_fake("gnnfast::csr_rows")
+def _(rowptr: Tensor, num_slots: int) -> Tensor:
+    return rowptr.new_empty(num_slots)
+
+
 @torch.library.register_fake("gnnfast::schedule")
 def _(rowptr: Tensor, order: Tensor | None, num_edges: int) -> tuple[Tensor, Tensor]:
     items = torch.library.get_ctx().new_dynamic_size()

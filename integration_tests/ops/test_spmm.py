@@ -315,6 +315,7 @@ def _op_samples(device):
     xg, wg, gg = x.clone().requires_grad_(), w.clone().requires_grad_(), g.clone().requires_grad_()
     if device.type == "cuda":
         conversions = [(ops.coo_to_formats, (dst, src, 40, 50, some, some)) for some in (True, False)]
+        conversions += [(ops.csr_rows, (args[0], size)) for size in (src.shape[0], 0)]
     else:
         conversions = [(ops.coo_to_csr, (dst, src, 40, 50, some)) for some in (True, False)]
     return [

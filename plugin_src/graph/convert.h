@@ -12,6 +12,8 @@
 //
 // loops_listed: edge_index [2, E], without its loops if these are to be removed, in order, and then a loop at each of
 // num_nodes nodes; int64. Ids may be anything. On CUDA it waits for the number of loops, as PyG does, if these are removed.
+//
+// csr_rows (CUDA): the row of each of num_slots slots, the first of which is rowptr[0]; rowptr [num_rows + 1], as its dtype.
 #pragma once
 
 #include "common/dtype.h"

@@ -150,6 +150,36 @@ Formats coo_to_formats(const Tensor& row_, const Tensor& column_, int64_t num_ro
   return {*rowptr[0], *col[0], *perm[0], *items[0], *rowptr[1], *col[1], *perm[1], *items[1], make_on_cpu(bounds)};
 }
 
+template <class I>
+__global__ void __launch_bounds__(kBlock) rows_kernel(const I* rowptr, int64_t num_rows, int64_t num_slots, I* row) {
+  const int64_t s = int64_t{blockIdx.x} * kBlock + threadIdx.x;
+  if (s >= num_slots) return;
+  const int64_t slot = __ldg(rowptr) + s;
+  int64_t low = 0, high = num_rows;  // the last row that begins at the slot or before: it has slots, those before it may not
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (static_cast<int64_t>(__ldg(rowptr + middle)) <= slot ? low : high) = middle;
+  }
+  row[s] = static_cast<I>(low);
+}
+
+Tensor csr_rows(const Tensor& rowptr_, int64_t num_slots) {
+  const Tensor rowptr = as_contiguous(rowptr_);
+  check_dim("rowptr", rowptr, 1);
+  GNNFAST_CHECK(num_slots >= 0, "num_slots must not be negative, got ", num_slots);
+  GNNFAST_CHECK(num_slots == 0 || rowptr.size(0) > 1, "there are slots, and rowptr has no rows");
+  const Launch launch(rowptr);
+  Tensor row = make_empty(rowptr, {num_slots}, rowptr.scalar_type());
+  if (num_slots == 0) return row;
+  dispatch_index("rowptr", rowptr.scalar_type(), [&](auto type) {
+    using I = typename decltype(type)::type;
+    rows_kernel<I><<<blocks_for(num_slots), kBlock, 0, launch.stream>>>(
+        static_cast<const I*>(rowptr.const_data_ptr()), rowptr.size(0) - 1, num_slots, static_cast<I*>(row.mutable_data_ptr()));
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  });
+  return row;
+}
+
 // The address of the complaints, for a device of CUDA.
 int64_t id_complaints(const Tensor&) { return reinterpret_cast<int64_t>(complaints()); }
 
@@ -178,6 +208,7 @@ longlong2* complaints() {
 STABLE_TORCH_LIBRARY_IMPL(gnnfast, CUDA, m) {
   m.impl("id_complaints", TORCH_BOX(&id_complaints));
   m.impl("coo_to_formats", TORCH_BOX(&coo_to_formats));
+  m.impl("csr_rows", TORCH_BOX(&csr_rows));
 }
 
 }  // namespace gnnfast
