@@ -24,7 +24,7 @@ from gnnfast.guards import tracing_state
 from gnnfast.patching import class_of, is_dispatched, left_alone
 from gnnfast.pyg import bounded
 from gnnfast.pyg.adjacency import graph_of, incidence_of
-from gnnfast.pyg.known import replaced_in_attention
+from gnnfast.pyg.known import option, replaced_in_attention
 from gnnfast.pyg.loops import looped_graph, prepare_loops, with_loops, with_self_loops
 from gnnfast.pyg.matrices import edges_for, is_matrix
 from gnnfast.pyg.messages import DOT_ATTENTION, Message
@@ -289,12 +289,16 @@ def graph_of_layer(module: Any, pair: tuple[Tensor, Tensor], edge_index: Tensor,
     """The graph of a layer and its ``edge_index``, with self loops where the layer adds them: kept with the user's. Listed as PyG
     lists them only where somebody sees it, as how many edges there then are only a GPU knows."""
     num_src, num_dst = pair[0].shape[0], pair[1].shape[0]
-    if not getattr(module, "add_self_loops", False):
+    if not _adds_loops(module):
         return graph_of(edge_index, num_src, num_dst, True), edge_index
     current = settings()
     listed = weights or not edge_index.is_cuda or (dropout_of(module) and current.dropout == "framework")
     listed = listed or current.sample != "off" or current.kernel == "sampled"  # whose kernels take no format that leaves edges out
     return looped_graph(edge_index, num_src, num_dst, listed)
+
+
+def _adds_loops(module: Any) -> bool:
+    return bool(option(type(module).forward, module, "add_self_loops"))
 
 
 def _of_edges(parts: Parts, module: Any, edge_index: Tensor, edge_attr: Tensor, graph: Any) -> OfEdges:
@@ -367,7 +371,7 @@ def _with_weights(module: Any, out: Tensor, looped: Tensor, alpha: Tensor | None
     """What a layer returns that is asked for its coefficients ``[E, H]``: users get their own, as the layer needs its in the
     backward pass."""
     assert alpha is not None
-    if getattr(module, "add_self_loops", False):
+    if _adds_loops(module):
         copy = looped.clone()
         cache.add_copy(copy, looped)
         looped = copy

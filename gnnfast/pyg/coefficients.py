@@ -102,7 +102,7 @@ def make_fa_conv(original: FunctionType) -> Callable[..., Any]:
         if of_matrix:
             refused = edge_weight is not None or (type(edge_index) is not Tensor and edge_index.has_value())  # PyG says so
             refused = refused or module.cached or not is_dispatched(original.__globals__["gcn_norm"])
-            found = None if refused else weighed(module, edge_index, x)
+            found = None if refused else weighed(original, module, edge_index, x)
             if found is None:
                 return NotImplemented
             edge_index, edge_weight = found

@@ -509,6 +509,17 @@ def is_generated(function: Any) -> bool:
     return type(function) is FunctionType and _generated.get(function) is function.__code__
 
 
+# ---- options ---------------------------------------------------------------------------------------------------------------------
+@functools.cache
+def _names_in(function: FunctionType) -> frozenset[str]:
+    return frozenset(code_of(function).co_names)
+
+
+def option(function: FunctionType, module: Any, name: str, default: Any = None) -> Any:
+    """An option of a layer, if PyG's ``function`` reads one of that name: others are the user's own and mean nothing."""
+    return module.__dict__.get(name, default) if name in _names_in(function) else default
+
+
 # ---- one function ------------------------------------------------------------------------------------------------------------
 def is_known_method(cls: type, name: str) -> bool:
     """Whether a class has a method of message passing from PyG."""

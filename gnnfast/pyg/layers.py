@@ -29,6 +29,7 @@ from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import listed
 from gnnfast.pyg.adjacency import ends_of_new, found_graph, graph_of, regrets, running
 from gnnfast.pyg.as_written import reduced
+from gnnfast.pyg.known import option
 from gnnfast.pyg.matrices import aggregated, is_matrix
 from gnnfast.pyg.norm import make_normalising, normalised, over_list, sharing
 from gnnfast.pyg.products import fits, is_csr, is_product, lin_parameters, placeholder, sparse_product
@@ -458,7 +459,7 @@ def _look(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any, weigh
         return None  # a product that comes first needs weights for its gradient, which autograd does not keep of such
     of_lin, owner = parts.lin._parameters, module if form.bias else parts.lin
     of_bias = owner._parameters
-    bias = of_bias["bias"] if "bias" in of_bias else getattr(owner, "bias", None)
+    bias = of_bias["bias"] if "bias" in of_bias else getattr(owner, "bias", owner)
     if not fits(x, of_lin.get("weight"), bias) or (weight is not None and not form.first and _promotes(x, weight)):
         return None
     root = None
@@ -477,13 +478,13 @@ def normalise(
     """The edges and weights as ``gcn_norm`` gives them to a layer with this ``original`` forward, and their graph if it is known.
     With ``reduce`` of ``"sum"`` nobody may see how loops are listed."""
     own = module.__dict__
-    if not own.get("normalize", True):
+    if not option(original, module, "normalize", True):
         return edge_index, edge_weight, None
-    kept = own.get("_cached_edge_index")
+    kept = option(original, module, "_cached_edge_index")
     if kept is not None:
         return *kept, None
     gcn_norm, num_nodes = original.__globals__["gcn_norm"], x.shape[0]
-    options = (own.get("improved", False), own["add_self_loops"], own["flow"], x.dtype)
+    options = (option(original, module, "improved", False), own["add_self_loops"], own["flow"], x.dtype)
     arguments = (edge_index, edge_weight, num_nodes, *options)
     if own.get("cached"):
         kept = module._cached_edge_index = gcn_norm(*arguments)

@@ -249,9 +249,10 @@ def _requires_grad(adj: Any) -> bool:
     return bool(adj.requires_grad if type(adj) is Tensor else adj.requires_grad())
 
 
-def weighed(module: Any, adj: Any, x: Any) -> tuple[Tensor, Tensor | None] | None:
-    """Edges and weights for a layer that normalises a matrix and multiplies with it. PyG keeps the loops of a list that are there;
-    to those of torch's matrix it adds the one that it gives to each node, which in a ``SparseTensor`` takes their place."""
+def weighed(original: FunctionType, module: Any, adj: Any, x: Any) -> tuple[Tensor, Tensor | None] | None:
+    """Edges and weights for a layer whose ``original`` forward normalises a matrix and multiplies with it. PyG keeps the loops of a
+    list that are there; to those of torch's matrix it adds the one that it gives to each node, which in a ``SparseTensor`` takes
+    their place."""
     own = module.__dict__
     if type(x) is not Tensor or x.dim() != 2 or own["flow"] != "source_to_target" or own["node_dim"] not in (-2, 0):
         return None
@@ -265,8 +266,8 @@ def weighed(module: Any, adj: Any, x: Any) -> tuple[Tensor, Tensor | None] | Non
     edge_index = edges_of(adj)
     if edge_index is None:
         return None
-    loops = own.get("normalize", True) and own.get("add_self_loops")
-    weight, fill = _values_of(adj), 2.0 if own.get("improved") else 1.0
+    loops = known.option(original, module, "normalize", True) and known.option(original, module, "add_self_loops")
+    weight, fill = _values_of(adj), 2.0 if known.option(original, module, "improved") else 1.0
     if weight is None:
         if not loops or fill == 1:
             return edge_index, None

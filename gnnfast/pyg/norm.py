@@ -371,7 +371,7 @@ def make_normalising(original: FunctionType, asks: bool = True) -> Callable[...,
 
     def forward(*arguments: Any) -> Any:
         module = arguments[0]
-        if not module.__dict__.get("normalize", True):
+        if not known.option(original, module, "normalize", True):
             return NotImplemented  # the next call of gcn_norm would be somebody else's
         edge_index = arguments[position]
         if is_matrix(edge_index):
@@ -401,7 +401,7 @@ def over_list(forward: Callable[..., Any], original: FunctionType, cls: type, po
     if fuses and known.multiplies(cls) and is_dispatched(original.__globals__.get("gcn_norm")):
         reduce = keeps_to_itself(module, cls)
         if reduce in LINEAR and is_by_name(module, reduce):
-            found = weighed(module, adj, arguments[1])
+            found = weighed(original, module, adj, arguments[1])
     if found is None:
         return NotImplemented
     arguments = (*arguments[:position], *found, *arguments[position + 2 :])

@@ -168,6 +168,8 @@ def check_shapes(module: Any, parts: Parts, tensors: list[Any], x: Any, edge_ind
     if edge_attr is not None:
         fitting = edge_index.shape[1], parts.encoder.weight.shape[1]
         shapes += [edge_attr.shape == fitting, parts.encoder.weight.shape[0] == width]
+    linears = [*parts.before, *parts.behind, *([] if parts.encoder is None else [parts.encoder])]
+    shapes += [lin.bias is None or lin.bias.shape == lin.weight.shape[:1] for lin in linears]
     if not all(shapes):
         raise Unsupported("shapes do not fit together")
 
@@ -214,7 +216,9 @@ def forward(
     of_edges = None
     if edge_attr is not None:
         weight, encoder = _side_by_side([lin.weight[:, 2 * width :] for lin in parts.before]), parts.encoder
-        of_edges = linear(edge_attr, weight @ encoder.weight, None if encoder.bias is None else weight.mv(encoder.bias))
+        bias = encoder.bias  # PyG keeps none for the backward pass, so that users may write into theirs
+        bias = None if bias is None else weight.mv(bias.clone() if torch.is_grad_enabled() else bias)
+        of_edges = linear(edge_attr, weight @ encoder.weight, bias)
     out = reduce(to_src, to_dst, of_edges)
     scales = torch.cat([_SCALES[name](scaler, of_nodes) for name in scaler.scaler], 1).unsqueeze(2)
     kinds, results = len(parts.kinds), []

@@ -27,8 +27,9 @@ from gnnfast.graph.formats import BY_DST, BY_SRC
 from gnnfast.patching import class_of
 from gnnfast.pyg.known import replaced_in_attention
 from gnnfast.pyg.products import is_product
-from gnnfast.pyg.relations import check_layer, check_tensors
+from gnnfast.pyg.relations import check_layer, check_matrices, check_tensors, copied
 from gnnfast.pyg.small import are_few
+from gnnfast.pyg.verdict import is_plain
 from gnnfast.reporting import ran
 from gnnfast.types import REORDERED
 from gnnfast.unsupported import Unsupported
@@ -84,7 +85,7 @@ def make_rgat_conv(original: FunctionType) -> Callable[..., Any]:
 def _weight_of(module: Any) -> Tensor:
     """The matrices of all types, ``[R, F, O]``, or ``[R, B, F / B, O / B]`` where blocks stay."""
     if module.num_bases is None:
-        return filled(module.weight)
+        return copied(module, filled(module.weight))
     bases = module.basis.view(module.num_bases, -1)
     return (module.att @ bases).view(module.num_relations, module.in_channels, -1)  # type: ignore[no-any-return]
 
@@ -136,8 +137,11 @@ def _check(known: Any, module: Any, x: Any, edge_index: Any, edge_type: Any, edg
     replaced = replaced_in_attention(known)
     if replaced:
         raise Unsupported(replaced)
-    if steps.reduce != "sum" or module.dim != 1 or type(module.activation) is not torch.nn.ReLU:
+    if steps.reduce != "sum" or module.dim != 1:
         raise Unsupported("an option is not served")
+    activation = module._modules.get("activation")
+    if module.mod == "scaled" and not (type(activation) is torch.nn.ReLU and is_plain(activation)):
+        raise Unsupported("the activation is not torch's ReLU alone")  # PyG calls it for each edge
     if module.attention_mode not in (ADDITIVE, MULTIPLICATIVE) or module.attention_mechanism not in (ACROSS, WITHIN):
         raise Unsupported("the kind of attention is not known")
     if type(module.negative_slope) not in (int, float):
@@ -147,6 +151,7 @@ def _check(known: Any, module: Any, x: Any, edge_index: Any, edge_type: Any, edg
     first = module.weight if module.num_bases is None else module.basis
     if reason or first.dtype not in REORDERED or torch.is_autocast_enabled(x.device.type):
         raise Unsupported(reason or f"weights are {first.dtype}, or autocast is on")
+    check_matrices(module, first, module.in_channels, module.heads * module.out_channels)
     if x.dim() != 2 or x.shape[1] != module.in_channels or x.dtype is not first.dtype or x.device != first.device:
         raise Unsupported("features do not fit the weights")
     if size is not None and tuple(size) != (x.shape[0],) * 2:

@@ -54,6 +54,7 @@ def make_rgcn_conv(original: FunctionType) -> Callable[..., Any]:
         weight, numbered = _weight_of(module), x_src is None or not x_src.is_floating_point()
         if fast:
             module.fuse = False  # as PyG's own leaves it
+            weight = copied(module, weight)
         if relations is None:
             ran(place, "PyG's own", "too small to gain from a graph that is new: its operations alone")
             return _finish(module, _add_edges(weight, x_src, x_dst, edge_index, edge_type, reduce), x_dst)
@@ -118,10 +119,14 @@ def make_hetero_linear(original: FunctionType) -> Callable[..., Any]:
     whole once for each type, and asks the device where each begins."""
 
     def forward_naive(module: Any, x: Any, type_ptr: Any) -> Any:
-        weight = module.weight
+        weight = module._parameters.get("weight")
+        if weight is None:  # somebody has parametrised it, and PyG asks for it once for each type
+            return NotImplemented
         if any(guards.operand(name, t) for name, t in (("x", x), ("weight", weight), ("type_ptr", type_ptr))) or guards.context():
             return NotImplemented
         if x.dim() != 2 or x.dtype is not weight.dtype or x.device != weight.device or type_ptr.dim() != 1:
+            return NotImplemented
+        if weight.shape[1:] != (x.shape[1], module.out_channels):
             return NotImplemented
         if torch.is_autocast_enabled(x.device.type) or guards.capturing(x.device):
             return NotImplemented
@@ -162,6 +167,12 @@ def _weight_of(module: Any) -> Tensor:
     if bases is not None:
         return (module.comp @ weight.view(bases, -1)).view(relations, -1, module.out_channels)  # type: ignore[no-any-return]
     return filled(weight)
+
+
+def copied(module: Any, weight: Tensor) -> Tensor:
+    """The matrices of a layer of which PyG makes one for each edge, so that the user may write into its own before the backward
+    pass."""
+    return weight.clone() if weight is module.weight and torch.is_grad_enabled() else weight
 
 
 def check_layer(known: Any, module: Any) -> Steps:
@@ -212,6 +223,14 @@ def check_tensors(edge_index: Any, edge_type: Any, others: dict[str, Any]) -> No
         raise Unsupported(f"edge_type is {edge_type.dtype} of shape {list(edge_type.shape)}")
 
 
+def check_matrices(module: Any, weight: Tensor, width: int, out_width: int) -> None:
+    """Raises Unsupported unless there is a matrix for each relation, or blocks of one. PyG needs no more than are asked for."""
+    blocks, relations = module.num_blocks, module.num_relations
+    shape = (relations, width, out_width) if blocks is None else (relations, blocks, width // blocks, out_width // blocks)
+    if module.num_bases is None and weight.shape != shape:
+        raise Unsupported("there are other matrices than one for each relation")
+
+
 _LINEAR = {"add": "sum", "sum": "sum", "mean": "mean"}
 
 
@@ -225,6 +244,7 @@ def _check_operands(module: Any, fast: bool, x_src: Any, x_dst: Any, edge_index:
     if fast and torch.is_autocast_enabled(weight.device.type):
         raise Unsupported("autocast is on")
     width = module.in_channels_l
+    check_matrices(module, weight, width, module.out_channels)
     if x_src is not None and x_src.is_floating_point():
         if x_src.dtype is not weight.dtype or x_src.dim() != 2 or x_src.shape[1] != width or not x_dst.is_floating_point():
             raise Unsupported("features do not fit the weights")

@@ -50,6 +50,7 @@ _ALONE = " and ".join(
     (
         f"not ({' or '.join([*(f'own[{name!r}]' for name in (*_OF_PASSING, '_explain')), *(n for n in _NAMES if 'hooks' in n)])})",
         "own.get('_decomposed_layers', 1) == 1 and own.keys().isdisjoint(METHODS)",
+        "'aggr_module' not in own and not hasattr(cls, 'aggr_module')",
         "(part is None or (part.__dict__.keys().isdisjoint(CALLED)",
         f"not ({' or '.join(f'part.__dict__[{name!r}]' for name in _OF_MODULE)})))",
     )
@@ -106,8 +107,8 @@ def _check_instance(module: Any, collect: str) -> None:
         raise Unsupported("decomposed_layers is set")
     if not own.keys().isdisjoint(METHODS):
         raise Unsupported("the instance overrides a method of message passing")
-    if hasattr(type(module), "aggr_module"):
-        raise Unsupported("the aggregation is an attribute of the class")
+    if "aggr_module" in own or hasattr(type(module), "aggr_module"):
+        raise Unsupported("the aggregation is an attribute")
     if any(global_hooks):
         raise Unsupported("global module hooks are registered")
     if collect == GENERIC:

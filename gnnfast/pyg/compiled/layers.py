@@ -48,7 +48,7 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
             elif first:
                 out = torch.nn.functional.linear(out, lin.weight)
             if form.normalised:
-                normed = Normalised(weight, constant, getattr(module, "improved", False), module.add_self_loops, out.dtype, None)
+                normed = Normalised(weight, constant, form.first and module.improved, module.add_self_loops, out.dtype, None)
                 for _ in range(hops):
                     out = aggregate_normalised(normed, out, edge_index, module.flow == "source_to_target", mean, place)
             elif weighted:
