@@ -14,6 +14,9 @@ _STRIDED = torch.strided
 _CPU, _CUDA = not _native.missing("cpu"), not _native.missing("cuda")
 tracing_state, _transforms = torch._C._get_tracing_state, torch._C._functorch.peek_interpreter_stack
 _function_modes, _function_mode = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
+# Whether a gradient stands for several, as in torch.autograd.grad(..., is_grads_batched=True): some of torch's functions, and ops
+# that give several tensors, take none such.
+is_batched = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda _: False)
 _dispatch_modes, _forward_ad = torch._C._len_torch_dispatch_stack, torch.autograd.forward_ad
 
 

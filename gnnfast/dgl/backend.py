@@ -17,6 +17,7 @@ from gnnfast.dgl.messages import as_rows, empty_of, pair_of_ends, reduce_edges, 
 from gnnfast.dgl.structure import FEW_EDGES, known, sized, structure
 from gnnfast.dispatch import execute
 from gnnfast.graph.checks import saved_tensors_are_watched
+from gnnfast.guards import is_batched
 from gnnfast.reporting import fell_back, ran
 from gnnfast.types import FEATURE_DTYPES
 
@@ -309,7 +310,7 @@ class _Inverse(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
         (made,) = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or is_batched(grad):
             return -grad * made * made
         return torch.mul(grad, made, out=empty(made, made.shape[0], made.shape[1:].numel()).view(made.shape)).mul_(made).neg_()
 

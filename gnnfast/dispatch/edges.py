@@ -56,7 +56,9 @@ def gather(x: Tensor, ends: Ends, side: int) -> Tensor:
 
 
 def _gathered(x: Tensor, ids: Tensor) -> Tensor:
-    if torch.compiler.is_compiling() or type(x) is not Tensor or not x.dim() or x.layout is not torch.strided:
+    if torch.compiler.is_compiling() or type(x) is not Tensor or guards.is_batched(x):
+        return x.index_select(0, ids)
+    if not x.dim() or x.layout is not torch.strided:
         return x.index_select(0, ids)
     if x.is_cuda:
         if x.dtype not in FEATURE_DTYPES or _native.missing("cuda"):

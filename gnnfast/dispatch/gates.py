@@ -12,6 +12,7 @@ from torch import Tensor
 from gnnfast import _native
 from gnnfast.dispatch.calls import count
 from gnnfast.graph import Graph, ids
+from gnnfast.guards import is_batched
 from gnnfast.types import ACTIVATIONS, Matrix
 
 if _native.cpu.loaded:
@@ -110,8 +111,9 @@ class _Gate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         parts, needed, graph = ctx.saved_tensors, ctx.needs_input_grad[4:], ctx.graph
-        if torch.is_grad_enabled():
-            found = differentiable(lambda *parts: composed(graph, parts, *ctx.how), parts, needed, grad)
+        if torch.is_grad_enabled() or is_batched(grad):
+            with torch.enable_grad():
+                found = differentiable(lambda *parts: composed(graph, parts, *ctx.how), parts, needed, grad)
         else:
             roles, acts, mean = ctx.how
             found = gradients(graph, parts, roles, acts, mean, grad, needed)

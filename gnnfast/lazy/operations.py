@@ -194,6 +194,8 @@ def _linear_of_parts(joined: Joined, weight: Tensor, bias: Tensor | None) -> Any
         elif later is None and not part.requires_grad and part.shape[1] <= gates.MOST_DEPTH and gates.takes(joined.like):
             later = part, columns
         else:
+            if part.grad_fn is None and columns.requires_grad and torch.is_grad_enabled():
+                part = part.clone()  # as PyG's torch.cat() does, so that the user may write into it before the backward pass
             product = functional.linear(part, columns)
             total = product if total is None else total + product
     if bias is not None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnfast.guards import is_batched
 from gnnfast.ops.convert import derived, empty
 from gnnfast.ops.spmm import Formula, edges, over_degree, register, run, wide_means
 from gnnfast.types import Matrix, split
@@ -62,7 +63,7 @@ def _backward(ctx: Any, graph: Matrix, kept: Any, needs: Any, grad: Tensor) -> t
         to_x = run(_ops.spmm.default, *graph.transposed, None, None, grad, False)
     if needs[0]:
         of_rows, row = _per_head(-grad if ctx.minus else grad, ctx.shape[1]), _row_by_id(graph)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or is_batched(of_rows):
             to_weight = of_rows.index_select(0, row)
         else:
             to_weight = torch.index_select(of_rows, 0, row, out=empty(grad, *ctx.shape))

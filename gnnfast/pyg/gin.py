@@ -60,7 +60,7 @@ def make_gine_conv(original: FunctionType) -> Callable[..., Any]:
 
     def gine_conv(module: Any, x: Any, edge_index: Any, edge_attr: Any, size: Any) -> Any:
         plain = type(x) is Tensor and size is None and x.layout is _STRIDED and type(edge_attr) is Tensor
-        if not plain or guards.context() or torch.is_autocast_enabled(x.device.type):
+        if not plain or guards.context() or guards.operand("x", x) or torch.is_autocast_enabled(x.device.type):
             return NotImplemented
         lin, width = module.__dict__["_modules"].get("lin"), x.shape[-1]
         if lin is not None:

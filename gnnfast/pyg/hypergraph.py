@@ -90,7 +90,8 @@ def _check(known: Any, module: Any, x: Any, edge_index: Any, weight: Any) -> Non
     own, lin = module.__dict__, module.lin
     if own["node_dim"] != 0 or own["heads"] != 1 or own["concat"] is not True:
         raise Unsupported("an option is not served")
-    if replaced_in_hypergraph() or not is_product(lin) or lin.weight.shape[0] != own["out_channels"]:
+    multiplies = lin is not None and is_product(lin) and not guards.operand("weight", lin.weight)
+    if replaced_in_hypergraph() or not multiplies or lin.weight.shape[0] != own["out_channels"]:
         raise Unsupported("its linear layer is more than a product, or a function is not the known one")
     check_tensors((x, x), x, edge_index)
     if torch.is_autocast_enabled(x.device.type) or edge_index.dtype is not torch.int64 or not edge_index.shape[1]:
