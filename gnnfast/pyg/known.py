@@ -510,14 +510,9 @@ def is_generated(function: Any) -> bool:
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------------------
-@functools.cache
-def _names_in(function: FunctionType) -> frozenset[str]:
-    return frozenset(code_of(function).co_names)
-
-
 def option(function: FunctionType, module: Any, name: str, default: Any = None) -> Any:
     """An option of a layer, if PyG's ``function`` reads one of that name: others are the user's own and mean nothing."""
-    return module.__dict__.get(name, default) if name in _names_in(function) else default
+    return module.__dict__.get(name, default) if name in function.__code__.co_names else default
 
 
 # ---- one function ------------------------------------------------------------------------------------------------------------

@@ -187,11 +187,9 @@ def edges_of(adj: Any) -> Tensor | None:
 
     def build() -> Tensor:
         with usable_later():
-            of_edges = rows
-            if compressed:
-                numbers = torch.arange(rows.numel() - 1, device=rows.device)
-                of_edges = numbers.repeat_interleave(rows.diff(), output_size=cols.numel())
-            return torch.stack((cols, of_edges))
+            if compressed and cols.is_cpu:
+                return torch._convert_indices_from_csr_to_coo(rows, cols, transpose=True)  # one operation
+            return torch.stack((cols, torch.ops.gnnfast.csr_rows.default(rows, cols.numel()) if compressed else rows))
 
     if found is None and not _met.again(holder[-1]):
         return build()  # layers that add loops make a matrix in each call
