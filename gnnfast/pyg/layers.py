@@ -101,7 +101,7 @@ def make_layer(form: Form) -> Callable[[FunctionType], Callable[..., Any]]:
         def forward(module: Any, x: Any, edge_index: Any, *rest: Any) -> Any:
             if is_matrix(edge_index):
                 if form.normalised:
-                    return over_list(forward, original, known, 2, module, x, edge_index, *rest)
+                    return over_list(lambda _, *given: forward(*given), original, known, 2, module, x, edge_index, *rest)
                 return _over_matrix(form, known, module, x, edge_index)
             few = _has_kept_few(module) if form.normalised else _is_few(form, module, x, edge_index)
             plain = bool(form.root) and rest[0] is None and rest[-1] is None

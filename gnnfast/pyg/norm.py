@@ -375,14 +375,20 @@ def make_normalising(original: FunctionType, asks: bool = True) -> Callable[...,
             return NotImplemented  # the next call of gcn_norm would be somebody else's
         edge_index = arguments[position]
         if is_matrix(edge_index):
-            return NotImplemented if of_its_own else over_list(forward, original, cls, position, *arguments)
+            return NotImplemented if of_its_own else over_list(over_edges, original, cls, position, *arguments)
         if of_its_own and _is_left(edge_index, None, "layer"):
             return passing(edge_index, original, *arguments)
+        return over_edges("", *arguments)
+
+    def over_edges(reduce: str, *arguments: Any) -> Any:
+        """``reduce`` as :func:`keeps_to_itself` has it, if that was asked and who normalises is PyG."""
+        module, edge_index = arguments[0], arguments[position]
         if asks and not of_its_own and is_new_and_tiny(arguments[1], edge_index, module, "tiny sums cpu"):
             return NotImplemented
-        reduce = "" if guards.context() else keeps_to_itself(module, cls)
-        if not reduce or not is_dispatched(getattr(cls, "__norm__", None) or original.__globals__.get("gcn_norm")):
-            return NotImplemented  # somebody else's would see what is shared
+        if not reduce:
+            reduce = "" if guards.context() else keeps_to_itself(module, cls)
+            if not reduce or not is_dispatched(getattr(cls, "__norm__", None) or original.__globals__.get("gcn_norm")):
+                return NotImplemented  # somebody else's would see what is shared
         # APPNP draws a number for each edge that is listed.
         sums = reduce == "sum" and not (module.training and module.__dict__.get("dropout"))
         return sharing(edge_index, sums, original, *arguments)
@@ -390,11 +396,11 @@ def make_normalising(original: FunctionType, asks: bool = True) -> Callable[...,
     return forward
 
 
-def over_list(forward: Callable[..., Any], original: FunctionType, cls: type, position: int, *arguments: Any) -> Any:
-    """The ``forward`` of a layer that normalises, over the edges and values of the matrix at the ``position`` of its arguments:
-    PyG's ``gcn_norm`` sorts and makes another matrix in each call."""
+def over_list(over_edges: Callable[..., Any], original: FunctionType, cls: type, position: int, *arguments: Any) -> Any:
+    """The forward of a layer that normalises, over the edges and values of the matrix at the ``position`` of its arguments: PyG's
+    ``gcn_norm`` sorts and makes another matrix in each call. ``over_edges(reduce, ...)`` runs it, with the arguments."""
     module, adj, weight = arguments[0], arguments[position], arguments[position + 1]
-    found = None
+    found, reduce = None, ""
     fuses = weight is None and module.fuse and not guards.context() and not _hops_are_few(module, adj, arguments[1])
     if type(adj) is Tensor and adj.is_cuda and torch.is_autocast_enabled("cuda"):
         fuses = fuses and _ends_otherwise(module.__dict__)
@@ -407,7 +413,7 @@ def over_list(forward: Callable[..., Any], original: FunctionType, cls: type, po
     arguments = (*arguments[:position], *found, *arguments[position + 2 :])
     _state.values = found[1]
     try:
-        out = forward(*arguments)
+        out = over_edges(reduce, *arguments)
         return original(*arguments) if out is NotImplemented else out
     finally:
         _state.values = None
