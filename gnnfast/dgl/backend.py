@@ -55,10 +55,12 @@ def make_gspmm(original: Any) -> Any:
 
 def make_gspmm_mean(original: Any) -> Any:
     """Replaces ``dgl.ops.gspmm(g, op, reduce_op, lhs_data, rhs_data)``, which makes a mean of a sum and a division."""
-    reshape_lhs_rhs = sys.modules["dgl.ops.spmm"].reshape_lhs_rhs
+    reshape_lhs_rhs, in_degrees = sys.modules["dgl.ops.spmm"].reshape_lhs_rhs, sys.modules["dgl.heterograph"].DGLGraph.in_degrees
 
     @functools.wraps(original)
     def gspmm(g: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
+        if reduce_op == "mean" and getattr(type(g), "in_degrees", None) is not in_degrees:  # by which DGL divides
+            return original(g, op, reduce_op, lhs_data, rhs_data)
         if reduce_op == "mean" and isinstance(lhs_data, Tensor) and op in OPS:
             lhs, rhs = (lhs_data, rhs_data) if op == "copy_lhs" else reshape_lhs_rhs(lhs_data, rhs_data)
             asked = {"narrow": "narrow", "edges": "edge means"}.get(_what(op, "sum", lhs, rhs))
@@ -274,8 +276,8 @@ def unsupported_operands(gidx: Any, *operands: tuple[str, Any, str]) -> str:
     """Why kernels do not take operands ``(name, tensor, which of the graph's sizes its rows are)``, if they do not."""
     first = operands[0][1]
     for name, t, _ in operands:
-        if type(t) not in (Tensor, torch.nn.Parameter):
-            return f"{name} are a {type(t).__name__}"
+        if type(t) not in (Tensor, torch.nn.Parameter) or t.layout is not torch.strided:
+            return f"{name} are a {type(t).__name__} of layout {getattr(t, 'layout', None)}"
         missing = _native.missing(t.device.type)
         if missing:
             return f"{name} are on {t.device.type}: {missing}"

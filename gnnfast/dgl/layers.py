@@ -47,7 +47,7 @@ _METHODS = ("apply_edges", "update_all", "local_scope", "in_degrees", "out_degre
 _names = frozenset(_METHODS)
 
 
-def _defined(name: str, where: str) -> Any:
+def defined(name: str, where: str) -> Any:
     """DGL's own function, or what nothing equals if somebody has replaced it."""
     found = operator.attrgetter(name)(sys.modules[where])
     return found if found.__module__ == where and found.__qualname__ == name else object()
@@ -59,8 +59,8 @@ def dispatcher(forward: Callable[..., Any]) -> Callable[[FunctionType], Callable
 
     def make(original: FunctionType) -> Callable[..., Any]:
         functions = original.__globals__
-        called = [(name, _defined(name, where)) for name, where in _CALLED.items() if name in functions]
-        methods = [(name, _defined(f"DGLGraph.{name}", "dgl.heterograph")) for name in _METHODS]
+        called = [(name, defined(name, where)) for name, where in _CALLED.items() if name in functions]
+        methods = [(name, defined(f"DGLGraph.{name}", "dgl.heterograph")) for name in _METHODS]
         message = getattr(class_of(original), "message", None)
 
         def dispatch(module: Any, graph: Any, *args: Any) -> Any:
@@ -166,7 +166,8 @@ def _gat(module: Any, graph: Any, place: str, feat: Any, edge_weight: Any, get_a
         of_both = hasattr(module, "fc_src")
         ft_src, ft_dst = (module.fc_src if of_both else module.fc)(h_src), (module.fc_dst if of_both else module.fc)(h_dst)
     left, right = module.attn_l, module.attn_r
-    fits = left.shape == right.shape == (1, heads, width) and left.dtype is right.dtype is pair[0].dtype
+    fits = isinstance(left, Tensor) and isinstance(right, Tensor)
+    fits = fits and left.shape == right.shape == (1, heads, width) and left.dtype is right.dtype is pair[0].dtype
     fits = fits and all(_fits(t, (n, heads * width), pair[0]) for t, n in ((ft_src, num_src), (ft_dst, num_dst)))
     if not fits:
         el = (ft_src.view(num_src, heads, width) * left).sum(dim=-1)
@@ -220,11 +221,17 @@ def _gatv2(module: Any, graph: Any, place: str, feat: Any, get_attention: Any) -
     fits = _fits(left, (num_src, heads * width), pair[0]) and _fits(right, (num_dst, heads * width), pair[0])
     rst = None
     attn = module.attn
-    fits = fits and attn.shape == (1, heads, width) and attn.dtype is left.dtype and attn.device == left.device
+    fits = (
+        fits
+        and isinstance(attn, Tensor)
+        and attn.shape == (1, heads, width)
+        and attn.dtype is left.dtype
+        and attn.device == left.device
+    )
     if fits:
         slope, dropout = module.leaky_relu.negative_slope, module.attn_drop.p if module.attn_drop.training else 0.0
         graph_of = structure(gidx)
-        rst = execute.gatv2_attention(graph_of, right, left, attn.view(-1), heads, slope, dropout, place=place)
+        rst = execute.gatv2_attention(graph_of, right, left, attn.reshape(-1), heads, slope, dropout, place=place)
     fused = rst is not None
     if rst is not None:
         known(gidx).calls += 1
@@ -273,7 +280,8 @@ def _agnn(module: Any, graph: Any, place: str, feat: Any) -> Any:
     pair = _pair(graph, feat)
     _check_frames(graph, feat)
     gidx = check_graph(module, graph, pair)
-    if pair[0].shape[1] != pair[1].shape[1] or not _fits(module.beta.detach(), (1,), pair[0]):
+    beta = module.beta
+    if pair[0].shape[1] != pair[1].shape[1] or not isinstance(beta, Tensor) or not _fits(beta.detach(), (1,), pair[0]):
         raise Unsupported("features of sources and destinations differ")
     known(gidx).calls += 1
     key = torch.nn.functional.normalize(pair[0], p=2, dim=-1)
@@ -292,11 +300,17 @@ def _graph_conv(module: Any, graph: Any, place: str, feat: Any, weight: Any, edg
     if weight is not None and module.weight is not None:
         raise Unsupported("a weight is passed to a layer that has one")  # DGL raises its error
     x, norm, bias = pair[0], module._norm, module.bias
+    if norm not in _NORMS:
+        raise Unsupported("the normalisation is none of DGL's")
     weight = module.weight if weight is None else weight
     gidx = check_graph(module, graph, pair)
     for t, shape in ((weight, (x.shape[1], None)), (bias, (None,))):
         if t is not None and (
-            t.dim() != len(shape) or t.dtype is not x.dtype or t.device != x.device or shape[0] not in (None, t.shape[0])
+            not isinstance(t, Tensor)
+            or t.dim() != len(shape)
+            or t.dtype is not x.dtype
+            or t.device != x.device
+            or shape[0] not in (None, t.shape[0])
         ):
             raise Unsupported("parameters and features do not agree")
     if weight is not None and bias is not None and bias.shape[0] != weight.shape[1]:
@@ -318,6 +332,9 @@ def _graph_conv(module: Any, graph: Any, place: str, feat: Any, weight: Any, edg
         out = out if bias is None else biased(out, bias)
     known(gidx).calls += 1
     return out if module._activation is None else module._activation(out)
+
+
+_NORMS = ("none", "right", "left", "both")
 
 
 def _inverse(degrees: Tensor, norm: str, dtype: torch.dtype) -> Tensor:
@@ -352,9 +369,15 @@ def _sage(module: Any, graph: Any, place: str, feat: Any, edge_weight: Any) -> A
     neigh, own = module.fc_neigh, module.fc_self
     if not is_plain(neigh, nn.Linear) or not is_plain(own, nn.Linear) or neigh.bias is not None:
         raise Unsupported("a linear layer is another than the layer's")
-    for lin, x in zip((neigh, own), pair):
-        if lin.weight.dtype is not x.dtype or lin.weight.device != x.device or lin.weight.shape[1] != x.shape[1]:
+    width = module._out_feats
+    shapes = (neigh.weight, (width, pair[0].shape[1])), (own.weight, (width, pair[1].shape[1])), (own.bias, (width,))
+    for t, shape in shapes:
+        if not (t is None and shape == (width,)) and (
+            not isinstance(t, Tensor) or t.shape != shape or t.dtype is not pair[0].dtype or t.device != pair[0].device
+        ):
             raise Unsupported("parameters and features do not agree")
+    if not is_plain(module.feat_drop, nn.Dropout):
+        raise Unsupported("the dropout is another than the layer's")
     if saved_tensors_are_watched():
         raise Unsupported("saved tensors are watched")
     first = module._in_src_feats > module._out_feats
@@ -380,9 +403,10 @@ def _gin(module: Any, graph: Any, place: str, feat: Any, edge_weight: Any) -> An
         raise Unsupported("edges have weights" if edge_weight is not None else f"aggregates by {module._aggregator_type}")
     pair = _pair(graph, feat)
     gidx = check_graph(module, graph, pair, starving=True)
-    if pair[0].shape[1] != pair[1].shape[1]:
-        raise Unsupported("features of sources and destinations differ")
-    out, own = _ops()[0](gidx, "copy_lhs", "sum", pair[0], None), 1 + module.eps
+    eps = module.eps
+    if pair[0].shape[1] != pair[1].shape[1] or not isinstance(eps, Tensor) or eps.numel() != 1 or eps.dim() > 1:
+        raise Unsupported("features of sources and destinations differ, or eps is no tensor of one number")
+    out, own = _ops()[0](gidx, "copy_lhs", "sum", pair[0], None), 1 + eps
     if own.dtype is out.dtype and pair[1].is_contiguous():  # in one pass over the rows; nobody else holds a sum
         out = out.addcmul_(pair[1], own)
     else:

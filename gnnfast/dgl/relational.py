@@ -11,13 +11,15 @@ Letters in comments: N sources, M destinations, E edges, R types of edges, H hea
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnnfast import guards
-from gnnfast.dgl.layers import check_graph, dispatcher, is_plain
+from gnnfast.dgl.layers import check_graph, defined, dispatcher, is_plain
 from gnnfast.dgl.structure import ends, sized
 from gnnfast.dispatch.bias import biased
 from gnnfast.dispatch.execute import aggregate, dot_attention
@@ -40,13 +42,15 @@ from gnnfast.unsupported import Unsupported
 
 def _check_layer(module: Any, feat: Any, *typed: Any) -> None:
     """Raises Unsupported if a part of a layer is another than DGL's, or dtypes differ."""
-    linear = sys.modules["dgl.nn.pytorch.linear"].TypedLinear
+    linear = sys.modules[_LINEAR].TypedLinear
     if "message" in module.__dict__:
         raise Unsupported("message() is another than the layer's")
-    if not isinstance(feat, Tensor) or any(not is_plain(part, linear) for part in typed):
+    if not isinstance(feat, Tensor) or feat.layout is not torch.strided or any(not is_plain(part, linear) for part in typed):
         raise Unsupported("features are no tensor, or a linear layer is another than the layer's")
     if any(p.dtype is not feat.dtype or p.device != feat.device for p in module._parameters.values() if p is not None):
         raise Unsupported("parameters and features do not agree")
+    if any(getattr(linear, name, None) is not function for name, function in _typed.items()):
+        raise Unsupported("a method of typed linear layers was replaced")
     if any(part.W.dtype is not feat.dtype or part.W.device != feat.device for part in typed):
         raise Unsupported("parameters and features do not agree")
 
@@ -72,7 +76,10 @@ def _rel_graph_conv(module: Any, graph: Any, place: str, feat: Any, etypes: Any,
     if feat.shape[1] != width or not of.num_edges or relations * max(of.num_src, of.num_dst) >= MOST_NODES:
         raise Unsupported("features do not fit the weights, there are no edges, or too many nodes and types")
     blocks = linear.regularizer == "bdd"
-    shape = (relations, linear.num_bases, linear.submat_in, linear.submat_out) if blocks else (relations, width, linear.out_size)
+    of_blocks = (relations, linear.num_bases, linear.submat_in, linear.submat_out) if blocks else ()
+    shape = torch.Size(of_blocks or (relations, width, linear.out_size))
+    if linear.get_weight().shape != ((relations, shape[1:].numel()) if blocks else shape):
+        raise Unsupported("typed weights are not as they were made")
     rows = relations * of.num_dst
     all_rows = rows <= 4 * of.num_edges and has_all_rows(linear.W.view(shape) if blocks else linear.W, rows, width)
 
@@ -143,6 +150,10 @@ def _hgt(module: Any, graph: Any, place: str, x: Any, ntype: Any, etype: Any, pr
         raise Unsupported("features do not fit the weights, there are no edges, or too many nodes and types")
     key, num_rows = of.shared_key(), relations * of.num_src
     weights = [part.get_weight() for part in of_nodes]
+    if any(part.num_types != types or part.regularizer == "bdd" for part in of_nodes) or any(
+        part.num_types != relations or part.regularizer == "bdd" for part in of_edges
+    ):
+        raise Unsupported("typed linear layers are of other types, or of blocks")
     # [R, H, D, D]; what scores of a type are multiplied by is part of its matrices.
     priors = torch.stack([*module.relation_pri], 1).view(relations, heads, 1, 1)
     att, msg = (torch.stack([part.get_weight() for part in parts], 1) for parts in (module.relation_att, module.relation_msg))
@@ -176,4 +187,16 @@ def _hgt(module: Any, graph: Any, place: str, x: Any, ntype: Any, etype: Any, pr
     return module.norm(h) if module.use_norm else h
 
 
-make_rel_graph_conv, make_hgt = dispatcher(_rel_graph_conv), dispatcher(_hgt)
+def _with_typed(make: Callable[[FunctionType], Callable[..., Any]]) -> Callable[[FunctionType], Callable[..., Any]]:
+    """The same, noting DGL's own functions of typed linear layers."""
+
+    def noting(original: FunctionType) -> Callable[..., Any]:
+        _typed.update({name: defined(f"TypedLinear.{name}", _LINEAR) for name in ("forward", "get_weight")})
+        return make(original)
+
+    return noting
+
+
+_LINEAR = "dgl.nn.pytorch.linear"
+_typed: dict[str, Any] = {}
+make_rel_graph_conv, make_hgt = _with_typed(dispatcher(_rel_graph_conv)), _with_typed(dispatcher(_hgt))

@@ -289,7 +289,7 @@ def graph_of_layer(module: Any, pair: tuple[Tensor, Tensor], edge_index: Tensor,
     """The graph of a layer and its ``edge_index``, with self loops where the layer adds them: kept with the user's. Listed as PyG
     lists them only where somebody sees it, as how many edges there then are only a GPU knows."""
     num_src, num_dst = pair[0].shape[0], pair[1].shape[0]
-    if not _adds_loops(module):
+    if not adds_loops(module):
         return graph_of(edge_index, num_src, num_dst, True), edge_index
     current = settings()
     listed = weights or not edge_index.is_cuda or (dropout_of(module) and current.dropout == "framework")
@@ -297,7 +297,7 @@ def graph_of_layer(module: Any, pair: tuple[Tensor, Tensor], edge_index: Tensor,
     return looped_graph(edge_index, num_src, num_dst, listed)
 
 
-def _adds_loops(module: Any) -> bool:
+def adds_loops(module: Any) -> bool:
     return bool(option(type(module).forward, module, "add_self_loops"))
 
 
@@ -371,7 +371,7 @@ def _with_weights(module: Any, out: Tensor, looped: Tensor, alpha: Tensor | None
     """What a layer returns that is asked for its coefficients ``[E, H]``: users get their own, as the layer needs its in the
     backward pass."""
     assert alpha is not None
-    if _adds_loops(module):
+    if adds_loops(module):
         copy = looped.clone()
         cache.add_copy(copy, looped)
         looped = copy

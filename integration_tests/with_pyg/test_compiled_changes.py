@@ -197,3 +197,89 @@ def test_switched_off_and_on(device):
     torch._dynamo.reset()
     check(step(compiled(net), net, x, edge_index), wanted)
     assert graphs and is_served()
+
+
+class Writing(nn.MessagePassing):
+    """Writes into what it has made of rows of one end, by ``write``."""
+
+    def __init__(self, aggr, write):
+        super().__init__(aggr=aggr)
+        self.lin, self.write = torch.nn.Linear(F, F), write
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j):
+        y = self.lin(x_j)
+        self.write(y)
+        return y
+
+
+WRITES = {
+    "rows": lambda y: y[:10].zero_(),
+    "an index": lambda y: y.__setitem__(slice(0, 10), 0),
+    "relu_": lambda y: y.relu_(),
+    "relu in place": lambda y: torch.nn.functional.relu(y, inplace=True),
+    "masked": lambda y: y.masked_fill_(y.detach() < 0, 0.5),
+}
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
+@pytest.mark.parametrize("write", WRITES)
+def test_what_a_message_writes_is_kept(write, aggr, device):
+    layer = Writing(aggr, WRITES[write]).double().to(device)
+    x, edge_index, _ = graph_of("random", device)
+    with gnnfast.override(kernel="gar"):
+        check(step(compiled(layer), layer, x, edge_index), expected(layer, x, edge_index))
+
+
+def _twice(part):
+    def change(layer):
+        part(layer).forward = lambda *args, **kwargs: 2 * type(part(layer)).forward(part(layer), *args, **kwargs)
+
+    return change
+
+
+def _with_bias(name):
+    def change(layer):
+        lin = getattr(layer, name)
+        lin.bias = torch.nn.Parameter(torch.ones_like(lin.weight[:, 0]))
+
+    return change
+
+
+def _filled(layer):
+    layer._cached_edge_index = layer.given
+
+
+CHANGED = {
+    "GCNConv, bias": (lambda: nn.GCNConv(F, 5), _with_bias("lin")),
+    "GCNConv, product": (lambda: nn.GCNConv(F, 5), _twice(lambda layer: layer.lin)),
+    "GCNConv, kept edges": (lambda: nn.GCNConv(F, 5), _filled),
+    "SGConv, product": (lambda: nn.SGConv(F, 5), _twice(lambda layer: layer.lin)),
+    "SAGEConv, aggregation": (lambda: nn.SAGEConv(F, 5), _twice(lambda layer: layer.aggr_module)),
+    "AGNNConv, aggregation": (nn.AGNNConv, _twice(lambda layer: layer.aggr_module)),
+    "TransformerConv, aggregation": (lambda: nn.TransformerConv(F, 5), _twice(lambda layer: layer.aggr_module)),
+    "TransformerConv, loops": (lambda: nn.TransformerConv(F, 5), lambda layer: setattr(layer, "add_self_loops", True)),
+    "GATv2Conv, scores": (
+        lambda: nn.GATv2Conv(F, 5),
+        lambda layer: setattr(layer, "edge_updater", lambda *args, **kwargs: 3 * type(layer).edge_updater(layer, *args, **kwargs)),
+    ),
+}
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("name", CHANGED)
+def test_parts_that_change_after_a_layer_was_compiled(name, before, device):
+    make, change = CHANGED[name]
+    layer = make().double().to(device)
+    x, edge_index, weight = graph_of("random", device)
+    vars(layer)["given"] = edge_index[:, ::2].contiguous(), weight[::2].contiguous()
+    with gnnfast.override(kernel="gar"):
+        if before:
+            change(layer)
+        model = compiled(layer)
+        check(step(model, layer, x, edge_index), expected(layer, x, edge_index))
+        if not before:
+            change(layer)
+        check(step(model, layer, x, edge_index), expected(layer, x, edge_index))

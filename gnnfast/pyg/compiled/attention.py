@@ -39,6 +39,7 @@ from gnnfast.unsupported import Unsupported
 
 def make_attention(parts: Any, run: Callable[..., Tensor]) -> Callable[[FunctionType], Callable[..., Any]]:
     """What makes the ``forward(x, edge_index, edge_attr, ..., return_attention_weights)`` that is traced for a layer."""
+    may_loop = parts.message is not DOT_ATTENTION  # else an attribute of that name is the user's own
 
     @functools.cache
     def made(known: Any) -> Callable[..., Any]:
@@ -52,11 +53,13 @@ def make_attention(parts: Any, run: Callable[..., Tensor]) -> Callable[[Function
             if len(pair) != 2:
                 return NotImplemented
             given = all(argument is None for argument in rest)
+            lin = getattr(module, "lin_edge", None)
+            of_edges = module.edge_updater, module.edge_update, *(() if lin is None else (lin.bias is None, lin.forward))
             options = module.dropout, module.training, module.heads, getattr(module, "fill_value", None), *deciding(module)
-            place = ask(question, module, *pair, edge_index, edge_attr, given, *options)
+            place = ask(question, module, *pair, edge_index, edge_attr, given, *options, *of_edges)
             if place is None:
                 return NotImplemented
-            loops = getattr(module, "add_self_loops", False)
+            loops = may_loop and getattr(module, "add_self_loops", False)
             form = "given" if not loops else "looped" if edge_attr is None else "listed"
             edges = edge_index, pair[0].shape[0], pair[1].shape[0], True, form, place
             if edge_attr is not None and edge_attr.dim() == 1:
@@ -95,7 +98,7 @@ def _look_at_attention(
         left(module, str(error))
         return None
     place, width = f"pyg {known.__name__}", module.heads * module.out_channels
-    if not getattr(module, "add_self_loops", False) and is_small(edge_index, width, x.fake.dtype, ATTENTION_TIMES):
+    if not eager.adds_loops(module) and is_small(edge_index, width, x.fake.dtype, ATTENTION_TIMES):
         ran(place, *TOO_SMALL)
         return None
     return place
@@ -117,7 +120,7 @@ def _check_features(module: Any, edge_index: Any, edge_attr: Any, x: Any) -> Non
     att = getattr(module, "att_edge", None)
     if att is not None and (type(att) not in PLAIN or att.shape != (1, module.heads, module.out_channels)):
         raise Unsupported("edge features do not fit their linear layer")
-    if getattr(module, "add_self_loops", False) and type(module.fill_value) not in (int, float) and module.fill_value != "mean":
+    if eager.adds_loops(module) and type(module.fill_value) not in (int, float) and module.fill_value != "mean":
         raise Unsupported("features of self loops that are neither a number nor a mean")
 
 

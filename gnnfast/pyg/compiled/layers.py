@@ -72,7 +72,10 @@ def _options(form: Form, module: Any) -> tuple[Any, ...]:
     """The options that decide, so that code is traced again when they are others."""
     names = (*form.refused, *((form.hops,) if form.hops else ()), *(("add_self_loops",) if form.normalised else ()))
     names += ("normalize", "cached", "improved") if form.normalised and form.first else ()
-    return *deciding(module), *[getattr(module, name) for name in names]
+    linears = [getattr(module, name) for name in (form.lin, form.root) if name and getattr(module, name, None) is not None]
+    biases, forwards = [lin.bias is None for lin in linears], [lin.forward for lin in linears]
+    kept = [getattr(module, name, None) is None for name in ("_cached_edge_index", "_cached_x") if form.normalised]
+    return *deciding(module), *[getattr(module, name) for name in names], *biases, *forwards, *kept
 
 
 def _look(
@@ -83,6 +86,8 @@ def _look(
     parts = None if context() else parts_of(form, known, module, weighted)
     own = module.__dict__
     if parts is None or (form.root and not parts.to_target) or (pair and not form.root):
+        return None
+    if form.first and own.get("_cached_edge_index") is not None:  # which PyG takes whatever else is asked for
         return None
     if own.get("cached") or not own.get("normalize" if form.normalised else "", True):
         return None

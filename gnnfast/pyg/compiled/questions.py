@@ -191,7 +191,8 @@ def hint(size: Any) -> int:
 def deciding(module: Any) -> tuple[Any, ...]:
     """What of a module decides: code is traced again when one of these is another."""
     methods = module.message, module.aggregate, module.update, module.propagate, module.message_and_aggregate
-    return module.flow, module.node_dim, module.explain, module.aggr_module, *methods
+    aggregation = module.aggr_module
+    return module.flow, module.node_dim, module.explain, aggregation, getattr(aggregation, "forward", None), *methods
 
 
 def left(module: Any, reason: str) -> None:

@@ -264,13 +264,11 @@ def follow(graph: Graph, call: Call, gathered: dict[fx.Node, tuple[Tensor, int]]
     """What ``nodes``, which were traced since rows were ``gathered`` of features at a side, make of rows that do not exist. Raises
     Exists if they write into something, or switch gradients or autocast."""
     found = {node: Rows(Gathered(call, x, side), node) for node, (x, side) in gathered.items()}
-    for node in nodes:
-        target: Any = node.target
-        function = getattr(Tensor, target, None) if node.op == "call_method" else _OPERATORS.get(target, target)
-        if node in found or node.op not in ("call_function", "call_method"):
-            continue
-        if function in _SWITCHES or (writes(function, node.args, node.kwargs) and not _fills(node)):
-            raise Exists
+    calls = [(node, _function_of(node)) for node in nodes if node not in found and node.op in ("call_function", "call_method")]
+    # Before any node is replaced: what is written into stays what is used.
+    if any(f in _SWITCHES or (writes(f, node.args, node.kwargs) and not _fills(node)) for node, f in calls):
+        raise Exists
+    for node, function in calls:
         handler = HANDLERS.get(function) if any(n in found for n in node.all_input_nodes) else None
         if handler is None:
             continue
@@ -295,6 +293,11 @@ def follow(graph: Graph, call: Call, gathered: dict[fx.Node, tuple[Tensor, int]]
         if value is not made:
             found[node] = found[exists] = Rows(made, exists)
     return found
+
+
+def _function_of(node: fx.Node) -> Any:
+    target: Any = node.target
+    return getattr(Tensor, target, None) if node.op == "call_method" else _OPERATORS.get(target, target)
 
 
 def _is_better(made: Any, function: Any) -> bool:
