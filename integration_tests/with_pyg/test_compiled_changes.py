@@ -252,7 +252,24 @@ def _filled(layer):
     layer._cached_edge_index = layer.given
 
 
+class Scaled(torch.nn.Module):
+    """A linear layer that has no bias by that name."""
+
+    def __init__(self, lin):
+        super().__init__()
+        self.inner = lin
+
+    def forward(self, x):
+        return 3 * self.inner(x)
+
+
+def _scaled(name):
+    return lambda layer: setattr(layer, name, Scaled(getattr(layer, name)))
+
+
 CHANGED = {
+    "GCNConv, another product": (lambda: nn.GCNConv(F, 5), _scaled("lin")),
+    "SAGEConv, another product": (lambda: nn.SAGEConv(F, 5), _scaled("lin_l")),
     "GCNConv, bias": (lambda: nn.GCNConv(F, 5), _with_bias("lin")),
     "GCNConv, product": (lambda: nn.GCNConv(F, 5), _twice(lambda layer: layer.lin)),
     "GCNConv, kept edges": (lambda: nn.GCNConv(F, 5), _filled),

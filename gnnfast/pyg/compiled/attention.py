@@ -28,6 +28,7 @@ from gnnfast.pyg.compiled.questions import (
     is_small,
     left,
     needs_grad,
+    of_linear,
 )
 from gnnfast.pyg.known import replaced_in_attention
 from gnnfast.pyg.messages import DOT_ATTENTION
@@ -53,8 +54,7 @@ def make_attention(parts: Any, run: Callable[..., Tensor]) -> Callable[[Function
             if len(pair) != 2:
                 return NotImplemented
             given = all(argument is None for argument in rest)
-            lin = getattr(module, "lin_edge", None)
-            of_edges = module.edge_updater, module.edge_update, *(() if lin is None else (lin.bias is None, lin.forward))
+            of_edges = module.edge_updater, module.edge_update, *of_linear(getattr(module, "lin_edge", None))
             options = module.dropout, module.training, module.heads, getattr(module, "fill_value", None), *deciding(module)
             place = ask(question, module, *pair, edge_index, edge_attr, given, *options, *of_edges)
             if place is None:

@@ -13,7 +13,18 @@ import torch
 from gnnfast.dispatch.select import Layer, linear_first
 from gnnfast.patching import class_of
 from gnnfast.pyg.compiled.norm import Normalised, aggregate_normalised, check_weight
-from gnnfast.pyg.compiled.questions import LOOPED_TIMES, Traced, ask, check_edges, check_operand, context, deciding, hint, is_small
+from gnnfast.pyg.compiled.questions import (
+    LOOPED_TIMES,
+    Traced,
+    ask,
+    check_edges,
+    check_operand,
+    context,
+    deciding,
+    hint,
+    is_small,
+    of_linear,
+)
 from gnnfast.pyg.layers import Form, parts_of
 from gnnfast.types import REORDERED
 from gnnfast.unsupported import Unsupported
@@ -72,10 +83,9 @@ def _options(form: Form, module: Any) -> tuple[Any, ...]:
     """The options that decide, so that code is traced again when they are others."""
     names = (*form.refused, *((form.hops,) if form.hops else ()), *(("add_self_loops",) if form.normalised else ()))
     names += ("normalize", "cached", "improved") if form.normalised and form.first else ()
-    linears = [getattr(module, name) for name in (form.lin, form.root) if name and getattr(module, name, None) is not None]
-    biases, forwards = [lin.bias is None for lin in linears], [lin.forward for lin in linears]
+    linears = of_linear(getattr(module, form.lin)) + (of_linear(getattr(module, form.root, None)) if form.root else ())
     kept = [getattr(module, name, None) is None for name in ("_cached_edge_index", "_cached_x") if form.normalised]
-    return *deciding(module), *[getattr(module, name) for name in names], *biases, *forwards, *kept
+    return *deciding(module), *[getattr(module, name) for name in names], *linears, *kept
 
 
 def _look(

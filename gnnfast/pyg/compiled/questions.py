@@ -195,6 +195,11 @@ def deciding(module: Any) -> tuple[Any, ...]:
     return module.flow, module.node_dim, module.explain, aggregation, getattr(aggregation, "forward", None), *methods
 
 
+def of_linear(lin: Any) -> tuple[Any, ...]:
+    """What of a linear layer decides, if there is one; others may have no bias by that name."""
+    return () if lin is None else (getattr(lin, "bias", None) is None, lin.forward)
+
+
 def left(module: Any, reason: str) -> None:
     fell_back(f"pyg {type(module).__name__}", f"compiled: {reason}")
 
