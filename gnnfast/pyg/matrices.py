@@ -198,7 +198,7 @@ def edges_of(adj: Any) -> Tensor | None:
 
 def make_ptr2index(original: FunctionType) -> Callable[..., Any]:
     """A dispatcher for ``ptr2index(ptr [N + 1], output_size)``, the row of each element of a CSR matrix, by which PyG lists its
-    edges: on a GPU, for few of them, in one operation in place of eleven launches."""
+    edges: on a GPU, for few of them, in one launch in place of six."""
 
     def ptr2index(ptr: Any, output_size: Any) -> Any:
         if type(ptr) is not Tensor or not ptr.is_cuda or type(output_size) is not int or not 0 < output_size <= FEW_ENTRIES:
