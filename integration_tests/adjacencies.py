@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
 from comparison import compare, run, same, without
 from gnnfast.benchmarks import convs
+from graphs import GRAPHS
 from torch_geometric import nn
 from torch_geometric.nn import MessagePassing
 
@@ -23,6 +25,32 @@ WHOLE = {
     "TransformerConv": lambda: nn.TransformerConv(F, 5, heads=2),
     "AGNNConv": lambda: nn.AGNNConv(),
 }
+
+
+def matrix(name, device="cpu", layout=torch.sparse_csr, dtype=torch.float64, values=()):
+    """One with as many rows as columns, and loops as the graph has them."""
+    edge_index, num_src, num_dst = GRAPHS[name]()
+    n = max(num_src, num_dst)
+    generator = torch.Generator().manual_seed(0)
+    of_edges = torch.rand(edge_index.shape[1], *values, generator=generator, dtype=dtype) + 0.5
+    coo = torch.sparse_coo_tensor(edge_index.flip(0), of_edges, (n, n, *values)).coalesce()
+    adj = coo if layout is torch.sparse_coo else torch.sparse_csr_tensor(*compressed(coo), coo.values(), coo.shape)
+    return adj.to(device)
+
+
+def compressed(coo):
+    rows, cols = coo.indices()
+    return torch.cat([torch.zeros(1, dtype=torch.int64), rows.bincount(minlength=coo.shape[0]).cumsum(0)]), cols
+
+
+def features(adj, width=F):
+    return torch.randn(adj.shape[1], width, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(adj.device)
+
+
+def quietly(step):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return step()
 
 
 def check(layer, x, adj):

@@ -370,11 +370,10 @@ def _sage(module: Any, graph: Any, place: str, feat: Any, edge_weight: Any) -> A
     if not is_plain(neigh, nn.Linear) or not is_plain(own, nn.Linear) or neigh.bias is not None:
         raise Unsupported("a linear layer is another than the layer's")
     width = module._out_feats
-    shapes = (neigh.weight, (width, pair[0].shape[1])), (own.weight, (width, pair[1].shape[1])), (own.bias, (width,))
+    shapes: list[tuple[Any, Any]] = [(lin.weight, (width, x.shape[1])) for lin, x in zip((neigh, own), pair)]
+    shapes += [] if own.bias is None else [(own.bias, (width,))]
     for t, shape in shapes:
-        if not (t is None and shape == (width,)) and (
-            not isinstance(t, Tensor) or t.shape != shape or t.dtype is not pair[0].dtype or t.device != pair[0].device
-        ):
+        if not isinstance(t, Tensor) or t.shape != shape or t.dtype is not pair[0].dtype or t.device != pair[0].device:
             raise Unsupported("parameters and features do not agree")
     if not is_plain(module.feat_drop, nn.Dropout):
         raise Unsupported("the dropout is another than the layer's")

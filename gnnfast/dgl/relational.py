@@ -78,7 +78,8 @@ def _rel_graph_conv(module: Any, graph: Any, place: str, feat: Any, etypes: Any,
     blocks = linear.regularizer == "bdd"
     of_blocks = (relations, linear.num_bases, linear.submat_in, linear.submat_out) if blocks else ()
     shape = torch.Size(of_blocks or (relations, width, linear.out_size))
-    if linear.get_weight().shape != ((relations, shape[1:].numel()) if blocks else shape):
+    weight = linear.get_weight()
+    if weight.shape != ((relations, shape[1:].numel()) if blocks else shape):
         raise Unsupported("typed weights are not as they were made")
     rows = relations * of.num_dst
     all_rows = rows <= 4 * of.num_edges and has_all_rows(linear.W.view(shape) if blocks else linear.W, rows, width)
@@ -93,7 +94,7 @@ def _rel_graph_conv(module: Any, graph: Any, place: str, feat: Any, etypes: Any,
     module.presorted = presorted
     how: Any = dict(place=place, training=module.training)
     out = aggregate(found.into, feat, norm, "sum", copies=True, **how)
-    out = found.multiplied(out, filled(linear.get_weight().view(shape)), **how)
+    out = found.multiplied(out, filled(weight.view(shape)), **how)
     if module.layer_norm:
         out = module.layer_norm_weight(out)
     if module.bias:

@@ -38,10 +38,10 @@ def make_gin_conv(original: FunctionType) -> Callable[..., Any]:
 
     def gin_conv(module: Any, x: Any, edge_index: Any, size: Any) -> Any:
         plain = type(x) is Tensor and size is None and x.layout is _STRIDED
+        if plain and is_matrix(edge_index):
+            return _over_matrix(known, module, x, edge_index) if x.is_cuda else NotImplemented  # its product is all that is served
         if guards.context():
             return NotImplemented
-        if plain and is_matrix(edge_index):
-            return _over_matrix(known, module, x, edge_index)
         if plain:
             return _gin(known, module, x, edge_index)
         x_src, x_dst = _pair(x)
@@ -60,7 +60,7 @@ def make_gine_conv(original: FunctionType) -> Callable[..., Any]:
 
     def gine_conv(module: Any, x: Any, edge_index: Any, edge_attr: Any, size: Any) -> Any:
         plain = type(x) is Tensor and size is None and x.layout is _STRIDED and type(edge_attr) is Tensor
-        if not plain or guards.context() or guards.operand("x", x) or torch.is_autocast_enabled(x.device.type):
+        if not plain or guards.context() or not guards.has_kernels(x) or torch.is_autocast_enabled(x.device.type):
             return NotImplemented
         lin, width = module.__dict__["_modules"].get("lin"), x.shape[-1]
         if lin is not None:
