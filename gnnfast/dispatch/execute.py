@@ -13,7 +13,9 @@ from gnnfast import _native, features
 from gnnfast.cache import note_variable
 from gnnfast.config import Settings, settings
 from gnnfast.dispatch import autotune, sampling
-from gnnfast.dispatch.calls import arguments, count, over_coo, over_formats
+from gnnfast.dispatch.bias import FEWEST_ROWS
+from gnnfast.dispatch.bias import linear as linear_of_many
+from gnnfast.dispatch.calls import arguments, count, over_coo, over_formats, scatter
 from gnnfast.dispatch.select import Choice, Request, Statistics, select
 from gnnfast.graph import Graph, ids
 from gnnfast.graph.checks import saved_tensors_are_watched
@@ -31,7 +33,7 @@ if _native.cpu.loaded:
     from gnnfast.ops.layer import Coo, Formats, layer
     from gnnfast.ops.pair_attention import PAIR_ATTENTION
     from gnnfast.ops.sddmm import SDDMM, SDDMM_COO
-    from gnnfast.ops.spmm import call
+    from gnnfast.ops.spmm import below_autograd, call
     from gnnfast.ops.spmm_plus import SPMM_PLUS, SPMM_PLUS_MAX
 
 
@@ -178,7 +180,20 @@ def linear_layer(
     if bias is not None and bias.requires_grad and needs_grad and not _others_need_grad(operands):
         # As in an addition, nothing is kept for its gradient.
         return layer(False, a, first, product, x, lin_weight, None, x_dst, root) + bias
+    if needs_grad and not (first or x_grad):
+        return _above_constant(a, operands)
     return layer(needs_grad, a, first, product, x, lin_weight, bias, x_dst, root)
+
+
+def _above_constant(a: Formats | Coo, operands: Linear) -> Tensor:
+    """The layer with the aggregation first, through which no gradient goes: the nodes of autograd of torch's products take the host
+    half as long as one in Python."""
+    x, weight, bias, x_dst, root = operands
+    with below_autograd():
+        hidden, _ = a.times(x)
+    linear = linear_of_many if hidden.shape[0] >= FEWEST_ROWS else torch.nn.functional.linear
+    out = linear(hidden, weight, bias)
+    return out if root is None else out.addmm_(x if x_dst is None else x_dst, root.t())
 
 
 def listed_layer(
@@ -187,21 +202,42 @@ def listed_layer(
     """The same with the aggregation first, over ``ends`` (destinations and sources) on a GPU of as many nodes as ``operands`` have
     rows, from which no graph is made; and the regret after it, of which there was some before. ``None`` where a format pays, or
     something else is asked for."""
-    current, grad_enabled = settings(), torch.is_grad_enabled()
-    x, lin_weight, bias, _, root = operands
-    needs_grad = grad_enabled and _others_need_grad(operands)
-    if not current.is_free or (grad_enabled and not needs_grad and bias is not None and bias.requires_grad):
+    x, grad_enabled = operands.x, torch.is_grad_enabled()
+    needs_grad = grad_enabled and x.requires_grad
+    choice = _listed(ends, x, reduce, regret, needs_grad, place, " and linear")
+    if choice is None:
         return None
-    (nodes, width), csc = x.shape, grad_enabled and x.requires_grad
+    nodes = x.shape[0]
+    a = Coo(ends, None, nodes, nodes, reduce == "mean")
+    if grad_enabled and not needs_grad:
+        return _above_constant(a, operands), regret + choice.regret
+    return layer(needs_grad, a, False, None, *operands), regret + choice.regret
+
+
+def listed_sum(ends: tuple[Tensor, Tensor], x: Tensor, reduce: str, regret: float, place: str) -> tuple[Tensor, float] | None:
+    """The sum or mean alone, as :func:`listed_layer`."""
+    needs_grad = torch.is_grad_enabled() and x.requires_grad
+    choice = _listed(ends, x, reduce, regret, needs_grad, place)
+    if choice is None:
+        return None
+    return scatter(*ends, None, x, x.shape[0], reduce, needs_grad), regret + choice.regret
+
+
+def _listed(
+    ends: tuple[Tensor, Tensor], x: Tensor, reduce: str, regret: float, needs_grad: bool, place: str, rest: str = ""
+) -> Choice | None:
+    current = settings()
+    if not current.is_free:
+        return None
+    nodes, width = x.shape
     statistics = Statistics("cuda", nodes, nodes, ends[0].shape[0], False, True, regret)
-    request = Request(reduce, csc, torch.are_deterministic_algorithms_enabled(), width, x.element_size())
+    request = Request(reduce, needs_grad, torch.are_deterministic_algorithms_enabled(), width, x.element_size())
     choice = select(statistics, request, current)
     if choice.kernel != "gas":
         return None
     ids.watch(ends[0])
-    ran(place, f"gas {reduce} and linear", choice.reason)
-    a = Coo(ends, None, nodes, nodes, reduce == "mean")
-    return layer(needs_grad, a, False, None, x, lin_weight, bias, None, root), regret + choice.regret
+    ran(place, f"gas {reduce}{rest}", choice.reason)
+    return choice
 
 
 def adjacency(graph: Graph, choice: Choice, weight: Tensor | None, reduce: str, csc: bool, row_bytes: int) -> Formats | Coo:

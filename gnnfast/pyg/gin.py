@@ -12,13 +12,13 @@ from torch import Tensor
 from gnnfast import features, guards
 from gnnfast.cache import Sightings
 from gnnfast.config import settings
-from gnnfast.dispatch.execute import aggregate
+from gnnfast.dispatch.execute import aggregate, listed_sum
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.graph import ids
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import listed
-from gnnfast.pyg.adjacency import graph_of
+from gnnfast.pyg.adjacency import ends_of_new, found_graph, graph_of, regrets
 from gnnfast.pyg.matrices import aggregated, is_matrix
 from gnnfast.pyg.messages import GINE
 from gnnfast.pyg.products import fits, is_csr, is_product, placeholder, through
@@ -108,16 +108,35 @@ def _gin(known: Any, module: Any, x: Tensor, edge_index: Any, edge_attr: Tensor 
         elif edge_attr is not None or (small and is_cuda):
             return NotImplemented  # propagate says so
         else:
-            graph = graph_of(edge_index, x.shape[0], x.shape[0], own["flow"] == "source_to_target")
-            if graph.device != x.device:
-                return NotImplemented
-            # The product with 1 + eps keeps x where eps needs a gradient, in PyG too.
-            how: Any = dict(place=verdict.place, ties="scatter", training=module.training, owner=module, copies=True)
-            out = aggregate(graph, x, None, verdict.reduce, **how)
+            out = _over_new(own, x, edge_index, verdict)
+            if out is None:
+                graph = graph_of(edge_index, x.shape[0], x.shape[0], own["flow"] == "source_to_target")
+                if graph.device != x.device:
+                    return NotImplemented
+                # The product with 1 + eps keeps x where eps needs a gradient, in PyG too.
+                how: Any = dict(place=verdict.place, ties="scatter", training=module.training, owner=module, copies=True)
+                out = aggregate(graph, x, None, verdict.reduce, **how)
             out = out.addcmul_(x, 1 + eps) if verdict.reduce in LINEAR else torch.addcmul(out, x, 1 + eps)  # a maximum is kept
     except (Unsupported, IndexError, ValueError):  # PyG raises its own
         return NotImplemented
     return through(module.nn, out)
+
+
+def _over_new(own: dict[str, Any], x: Tensor, edge_index: Tensor, verdict: Any) -> Tensor | None:
+    """The sum over a graph on a GPU that is new, if no format of it pays."""
+    if not x.is_cuda or edge_index.device != x.device or verdict.reduce not in LINEAR:
+        return None
+    if torch.is_grad_enabled() and saved_tensors_are_watched():
+        return None  # what was met before must not decide there
+    to_target, nodes = own["flow"] == "source_to_target", x.shape[0]
+    if found_graph(edge_index, nodes, nodes, to_target) is not None:
+        return None
+    ends = ends_of_new(edge_index, to_target)
+    made = None if ends is None else listed_sum(ends, x, verdict.reduce, regrets.of(edge_index), verdict.place)
+    if made is None:
+        return None
+    regrets.set(edge_index, made[1])
+    return made[0]
 
 
 def _over_matrix(known: Any, module: Any, x: Tensor, adj: Any) -> Any:

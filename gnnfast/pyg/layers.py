@@ -245,14 +245,16 @@ def _at_once(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any) ->
         if ends is None:
             return None
     operands = _operands(form, parts, module, x, edge_index)
-    if operands is None or (features.large(x) and not x.requires_grad) or torch.is_autocast_enabled(x.device.type):
+    if operands is None or (features.large(x) and not x.requires_grad):
+        return None
+    if torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu"):  # to ask a device for its type takes as long again
         return None
     if torch.is_grad_enabled() and saved_tensors_are_watched():
         return None
     weight = operands.weight
     if x.dtype not in FEATURE_DTYPES or guards.operand("x", x) or guards.operand("weight", weight):
         return None
-    if not saves_little(x.device.type, edge_index.shape[1], weight.shape[1], weight.shape[0], 1):
+    if _saves_much(x, nodes, edge_index.shape[1], weight, 1):
         return None
     if x.is_cuda:
         ids.check()
@@ -589,28 +591,22 @@ def _is_cheaper_first(module: Any, call: _Call) -> bool:
         return True
     if x.dtype not in REORDERED:
         return False
-    num_edges = call.edge_index.shape[1]
-    sighted = features.sighted(x, module, "order")
-    if not sighted and saves_little(x.device.type, num_edges, weight.shape[1], weight.shape[0], call.hops):
-        return False  # at once
-    grad, found = torch.is_grad_enabled(), features.measure_sighted(x) if sighted else None
-    shares = [features.share(x, found, what) for what in ("aggregate", "product")] if found else [1.0, 1.0]
-    layer = Layer(
-        x.device.type,
-        x.shape[0],
-        _num_dst(x, call.x_dst, call.size),
-        num_edges,
-        weight.shape[1],
-        weight.shape[0],
-        call.hops,
-        grad and x.requires_grad,
-        grad and weight.requires_grad,
-        *shares,
-    )
-    if not linear_first(layer):
+    found = features.measure_sighted(x) if features.sighted(x, module, "order") else None
+    shares = [features.share(x, found, what) for what in ("aggregate", "product")] if found else []
+    if not _saves_much(x, _num_dst(x, call.x_dst, call.size), call.edge_index.shape[1], weight, call.hops, *shares):
         return False
     ran(call.place, "linear first", _change(weight))
     return True
+
+
+def _saves_much(x: Tensor, num_dst: int, num_edges: int, weight: Tensor, hops: int, *shares: float) -> bool:
+    """Whether ``linear_first`` says so; ``shares`` as it takes them."""
+    device, (width_out, width_in) = "cuda" if x.is_cuda else x.device.type, weight.shape
+    if not shares and saves_little(device, num_edges, width_in, width_out, hops):
+        return False  # at once
+    grad = torch.is_grad_enabled()
+    grads = grad and x.requires_grad, grad and weight.requires_grad
+    return linear_first(Layer(device, x.shape[0], num_dst, num_edges, width_in, width_out, hops, *grads, *shares))
 
 
 def _change(weight: Tensor) -> str:
