@@ -133,7 +133,7 @@ SMALL = {
     # Adjacency matrices in torch's CSR, which its own product takes as they are: in training rows of 16 numbers of each entry,
     # however wide they are, since what a new one costs is its transpose.
     "adjacency cpu": Small(1 << 19, 1 << 25),
-    "adjacency cuda": Small(-1, 64 << 20),  # sums and means over such on a GPU: one operation over them as they are
+    "adjacency cuda": Small(64 << 20, 64 << 20),  # sums and means over such on a GPU: one operation over them as they are
 }
 ON_GPU = frozenset(where for where in SMALL if not where.endswith("cpu"))
 # Bytes of messages and rows of nodes up to which, in training on a GPU, a mean within a layer that is not normalised is as fast as

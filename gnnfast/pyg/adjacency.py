@@ -51,8 +51,8 @@ def found_graph(edge_index: Tensor, num_src: int, num_dst: int, to_target: bool)
 
 
 def ends_of_new(edge_index: Tensor, to_target: bool) -> tuple[Tensor, Tensor] | None:
-    """Destinations and sources of an edge list on a GPU of which nothing is kept, if it is one and a graph of it could be made. Their
-    base is the user's tensor, so that they must not be kept longer than what autograd saves."""
+    """Destinations and sources of an edge list on a GPU of which nothing is kept, if it is one and a graph of it could be made:
+    views of the user's tensor, so that nothing but autograd may keep them."""
     if not edge_index.is_cuda or edge_index.dtype not in INDEX_DTYPES or edge_index.shape[0] != 2 or running.graph is not None:
         return None
     if edge_index.shape[1] >= MOST_EDGES or edge_index.is_inference() or is_capturing() or guards.operand("edge_index", edge_index):

@@ -108,15 +108,15 @@ def _gin(known: Any, module: Any, x: Tensor, edge_index: Any, edge_attr: Tensor 
         elif edge_attr is not None or (small and is_cuda):
             return NotImplemented  # propagate says so
         else:
-            out = _over_new(own, x, edge_index, verdict)
-            if out is None:
+            made = _over_new(own, x, edge_index, verdict)
+            if made is None:
                 graph = graph_of(edge_index, x.shape[0], x.shape[0], own["flow"] == "source_to_target")
                 if graph.device != x.device:
                     return NotImplemented
                 # The product with 1 + eps keeps x where eps needs a gradient, in PyG too.
                 how: Any = dict(place=verdict.place, ties="scatter", training=module.training, owner=module, copies=True)
-                out = aggregate(graph, x, None, verdict.reduce, **how)
-            out = out.addcmul_(x, 1 + eps) if verdict.reduce in LINEAR else torch.addcmul(out, x, 1 + eps)  # a maximum is kept
+                made = aggregate(graph, x, None, verdict.reduce, **how)
+            out = made.addcmul_(x, 1 + eps) if verdict.reduce in LINEAR else torch.addcmul(made, x, 1 + eps)  # a maximum is kept
     except (Unsupported, IndexError, ValueError):  # PyG raises its own
         return NotImplemented
     return through(module.nn, out)

@@ -147,7 +147,7 @@ def _unit(form: Form, module: Any, out: Tensor) -> Tensor:
 
 def _over_matrix(form: Form, known: Any, module: Any, x: Any, adj: Any) -> Any:
     """The layer over a matrix, where its operations, of which PyG has one more, and few questions are all."""
-    if type(x) is not Tensor or not x.is_cuda or (x.requires_grad and torch.is_grad_enabled()):
+    if type(x) is not Tensor or not x.is_cuda:
         return NotImplemented
     own = module.__dict__
     modules = own["_modules"]

@@ -74,11 +74,11 @@ def aggregated(module: Any, layer: type, x: Any, adj: Any) -> Tensor | None:
     if not module.fuse or own["_explain"] or "propagate" in own or "message_and_aggregate" in own:
         return None
     aggr = module.aggr
-    if type(aggr) is not str or aggr not in MULTIPLIED or not is_multiplied_as_it_is(adj, x):
+    if type(aggr) is not str or aggr not in MULTIPLIED:
         return None
     if cls.message_and_aggregate is not layer.message_and_aggregate or not known.multiplies(layer, alone=True):  # type: ignore[attr-defined]
         return None
-    if not is_dispatched(cls.propagate) or _asked_of(module) is None:
+    if not is_dispatched(cls.propagate) or _asked_of(module) is None or not is_multiplied_as_it_is(adj, x):
         return None
     return multiply_as_it_is(adj, x, aggr, f"pyg {cls.__name__}")
 

@@ -63,11 +63,13 @@ NARROW = 16  # features, below which an entry takes as long
 
 
 def is_multiplied_as_it_is(src: Tensor, other: Any) -> bool:
-    """Whether one operation of ours multiplies a matrix on a GPU without asking who it is: torch's takes the host twice as long, a
-    mean as PyG has it four times. What that saves is soon spent: ten calls of Python functions take as long."""
+    """Whether one operation of ours multiplies a matrix on a GPU: torch's takes the host twice as long, a mean as PyG has it four
+    times. What that saves is soon spent: ten calls of Python functions take as long. Without a gradient nobody asks which matrix it
+    is; with one, a graph pays from a few uses on, which this counts: ask it last."""
     if not _HAS_CUDA or type(other) not in guards.PLAIN or src.layout is not _CSR or other.layout is not _STRIDED:
         return False
-    if _is_grad_enabled() and (other.requires_grad or src.requires_grad):
+    needs_grad = _is_grad_enabled() and other.requires_grad
+    if _is_grad_enabled() and src.requires_grad:
         return False
     if src.dtype is not other.dtype or other.dtype not in FEATURE_DTYPES or src.device != other.device:
         return False
@@ -76,7 +78,15 @@ def is_multiplied_as_it_is(src: Tensor, other: Any) -> bool:
     if guards.context() or guards.function_modes() or torch.is_autocast_enabled("cuda"):
         return False
     nbytes = src._nnz() * max(other.shape[1], NARROW) * other.element_size()
-    return settings().is_free and nbytes <= select.SMALL["adjacency cuda"].inference * relative_bandwidth()  # as most_left()
+    small = select.SMALL["adjacency cuda"]
+    if (
+        not settings().is_free or nbytes > (small.training if needs_grad else small.inference) * relative_bandwidth()
+    ):  # as most_left()
+        return False
+    if not needs_grad:
+        return True
+    # Its gradient is added by atomics, and keeps what an inference tensor does not let be kept.
+    return not (_deterministic() or saved_tensors_are_watched() or src.is_inference()) and _uses(src) <= FEW_USES
 
 
 def multiply_as_it_is(src: Tensor, other: Tensor, reduce: str, place: str) -> Tensor:
@@ -113,8 +123,21 @@ def is_small_on_cpu(src: Tensor, other: Tensor, needs_grad: bool) -> bool:
     return nbytes * src.size(0) <= most or nbytes * src._nnz() <= most * src.size(-1)
 
 
-_met: dict[int, weakref.ref[Tensor]] = {}  # by their ids, matrices on a GPU; only decides who multiplies
+# By their ids, matrices on a GPU and how often they were used; only decides who multiplies.
+_met: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 _MOST = 1024
+FEW_USES = 4  # in training, up to which a small matrix is multiplied as it is: by the layers of one step
+
+
+def _uses(src: Tensor) -> int:
+    """How often a matrix was used, this time included."""
+    found = _met.get(id(src))
+    if found is None or found[0]() is not src:
+        if len(_met) >= _MOST:
+            _met.clear()
+        found = weakref.ref(src), 0
+    _met[id(src)] = found = found[0], found[1] + 1
+    return found[1]
 
 
 def _is_new(src: Tensor) -> bool:
@@ -122,16 +145,13 @@ def _is_new(src: Tensor) -> bool:
     not used again a graph pays only over more than 8 million entries, in training more than 2, where torch's product takes up to a
     third longer; to ask how many there are takes longer."""
     met = _met.get(id(src))
-    if met is not None and met() is src:
+    if met is not None and met[0]() is src:
         return False
     if src.layout is _STRIDED or not settings().is_free or _deterministic():
         return False
     if _is_grad_enabled() and saved_tensors_are_watched():
         return False
-    if len(_met) >= _MOST:
-        _met.clear()
-    _met[id(src)] = weakref.ref(src)
-    return True
+    return _uses(src) == 1
 
 
 def _unsupported(src: Any, other: Any, reduce: Any) -> str:

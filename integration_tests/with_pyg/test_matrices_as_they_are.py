@@ -11,6 +11,7 @@ import torch
 from adjacencies import F, features, matrix, quietly
 from comparison import same, without
 from gnnfast.benchmarks import convs
+from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn
 from torch_geometric.index import ptr2index
 from torch_geometric.utils import segment, spmm
@@ -254,6 +255,103 @@ def test_what_a_gpu_does_not_multiply_as_it_is(as_they_are, device, monkeypatch)
     values = adj.clone().requires_grad_()
     assert not is_as_it_is(lambda: [torch.autograd.grad(product(values)[0].sum(), values)[0].to_dense()])
     assert is_as_it_is(product)  # of which nobody needs a gradient
+
+
+@pytest.fixture
+def in_training(as_they_are, monkeypatch):
+    monkeypatch.setitem(select.SMALL, "adjacency cuda", Small(1 << 20, 1 << 20))
+    return as_they_are[1]
+
+
+def _is_as_it_is(step, why):
+    return why in {found for *_, found in same(step).kernels}
+
+
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+@pytest.mark.parametrize("name", [*PRODUCTS, "SimpleConv"])
+def test_layers_in_training_over_matrices_that_are_new(name, in_training, device):
+    torch.manual_seed(0)
+    layer = (PRODUCTS[name]() if name in PRODUCTS else nn.SimpleConv()).double().to(device)
+    for graph in ("random", "no_edges", "hub", "self_loops_and_duplicates"):
+        adj = matrix(graph, device)
+        x = features(adj).requires_grad_()
+
+        def step(adj=None, x=x, of=adj):
+            out = layer(x, of.clone() if adj is None else adj)
+            return [out.detach(), *torch.autograd.grad(out.pow(2).sum(), [x, *layer.parameters()])]
+
+        for _ in range(2):
+            assert _is_as_it_is(step, in_training)
+        uses = [_is_as_it_is(lambda: step(adj), in_training) for _ in range(2 * sparse.FEW_USES)]  # noqa: B023
+        assert uses[0] and not uses[-1] and uses == sorted(uses, reverse=True)
+
+
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+@pytest.mark.parametrize("graph", ["random", "no_edges", "hub"])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_gradients_over_matrices_as_they_are(reduce, graph, in_training, device):
+    adj = matrix(graph, device)
+    as_int32 = torch.sparse_csr_tensor(adj.crow_indices().int(), adj.col_indices().int(), adj.values(), adj.shape)
+    x = features(adj).requires_grad_()
+    for given in (adj, as_int32):
+        for width in (0, 1, F):
+            assert _is_as_it_is(
+                lambda: torch.autograd.grad(spmm(given.clone(), x[:, :width], reduce).pow(3).sum(), x),  # noqa: B023
+                in_training,
+            )
+        assert torch.autograd.gradcheck(lambda x: spmm(given.clone(), x, reduce), x)  # noqa: B023
+        assert torch.autograd.gradgradcheck(lambda x: spmm(given.clone(), x, reduce), x)  # noqa: B023
+    several = torch.randn(3, *x.shape, dtype=x.dtype, device=device)
+    out = spmm(adj.clone(), x, reduce)
+    batched = torch.autograd.grad(out, x, several, is_grads_batched=True, retain_graph=True)[0]
+    torch.testing.assert_close(batched, torch.stack([torch.autograd.grad(out, x, g, retain_graph=True)[0] for g in several]))
+
+
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_gradients_of_dtypes_over_matrices_as_they_are(reduce, dtype, in_training, device):
+    adj = matrix("random", device)
+    x = features(adj)
+    with torch.no_grad():
+        exact = x.clone()
+    results = []
+    for of in (torch.float64, dtype):
+        leaf = exact.to(dtype).to(of).requires_grad_()
+        out = spmm(adj.to(dtype).to(of), leaf, reduce)
+        results.append((out, torch.autograd.grad(out.sum(), leaf)[0]))
+    assert in_training in {why for *_, why in gnnfast.report().kernels}
+    for expected, found in zip(*results):
+        assert found.dtype is dtype
+        torch.testing.assert_close(found.double(), expected, rtol=5 * torch.finfo(dtype).eps, atol=5 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+def test_what_is_not_multiplied_as_it_is_in_training(in_training, device):
+    adj = matrix("random", device)
+    x = features(adj).requires_grad_()
+
+    def step(adj=None, of=adj):
+        return torch.autograd.grad(spmm(of.clone() if adj is None else adj, x, "sum").pow(2).sum(), x)
+
+    assert _is_as_it_is(step, in_training)
+    assert not _is_as_it_is(
+        lambda: torch.autograd.grad(checkpoint(spmm, adj.clone(), x, "sum", use_reentrant=False).sum(), x), in_training
+    )
+    torch.use_deterministic_algorithms(True)
+    try:
+        gnnfast.clear_report()
+        with contextlib.suppress(RuntimeError):
+            step()
+        assert in_training not in {why for *_, why in gnnfast.report().kernels}
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with torch.inference_mode():
+        of_inference = adj.clone()
+    gnnfast.clear_report()
+    with contextlib.suppress(RuntimeError):  # torch's own may not keep it
+        step(of_inference)
+    assert in_training not in {why for *_, why in gnnfast.report().kernels}
 
 
 class Counted(torch.overrides.TorchFunctionMode):
