@@ -630,3 +630,45 @@ def test_sizes_of_any_type(name, what, device):
             assert found == expected
         else:
             assert relative_error(found, expected) < 1e-5
+
+
+def _nodes_of(out):
+    """The names of all nodes of autograd behind a tensor."""
+    found, left = set(), [out.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            left += [behind for behind, _ in node.next_functions]
+    return {node.name() for node in found}
+
+
+@pytest.mark.parametrize("trained", ["all", "root", "neighbours", "bias"])
+@pytest.mark.parametrize("make", [nn.SAGEConv, nn.GraphConv])
+def test_above_constant_features_nodes_of_autograd_are_torchs(make, trained, device):
+    """Of a model's first layer: none is in Python, and nothing else may be kept for a gradient than PyG keeps."""
+    torch.manual_seed(0)
+    layer = make(F, 5).double().to(device)
+    lin, root = (layer.lin_l, layer.lin_r) if make is nn.SAGEConv else (layer.lin_rel, layer.lin_root)
+    parts = {"root": [root.weight], "neighbours": [lin.weight], "bias": [lin.bias], "all": [*layer.parameters()]}[trained]
+    for parameter in layer.parameters():
+        parameter.requires_grad_(any(parameter is part for part in parts))
+    edge_index, nodes, _ = GRAPHS["random"]()
+    edge_index, x = edge_index.to(device), torch.randn(nodes, F, dtype=torch.float64, device=device)
+
+    def step():
+        loss = layer(x, edge_index).pow(3).sum()
+        grads = torch.autograd.grad(loss, parts, create_graph=True)
+        return [loss.detach(), *grads, *torch.autograd.grad(sum(grad.pow(2).sum() for grad in grads), parts, retain_graph=True)]
+
+    for _ in range(2):
+        same(step)
+        nodes = _nodes_of(layer(x, edge_index))
+        assert nodes and all(name.endswith("0") or name == "torch::autograd::AccumulateGrad" for name in nodes), nodes
+    out = layer(x, edge_index)
+    x.add_(1)  # of which PyG keeps what its root multiplies
+    if trained in ("all", "root"):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+    else:
+        out.sum().backward()
