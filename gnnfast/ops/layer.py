@@ -116,10 +116,10 @@ class Layer(torch.autograd.Function):
             first = lin_weight.shape[0] <= lin_weight.shape[1] and hidden.nbytes >= FREED_BYTES
         ctx.a, ctx.first, ctx.product, ctx.degree, ctx.square = a.bare(), first, product, degree, x_dst is None
         ctx.save_for_backward(
-            (x if first else hidden) if need_weight else None,
+            (x if first else hidden) if need_weight and product is None else None,
             lin_weight if need_x else None,
             (x if x_dst is None else x_dst) if need_root else None,
-            root if need_x or need_dst else None,
+            root if need_dst or (need_x and x_dst is None) else None,
             *(a.kept() if need_x or (first and need_weight) else ()),
         )
         return out if first else (out, hidden)

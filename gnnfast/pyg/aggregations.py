@@ -28,9 +28,14 @@ def kinds_of(aggregation: Any) -> tuple[str, ...]:
             raise Unsupported(f"an aggregation is {type(part).__name__}")
         if getattr(part, "semi_grad", False):
             raise Unsupported("a variance or deviation has semi_grad=True")
-    parts = [aggregation, *found, *of_std]
-    if aggregation._modules.get("fused_aggr") is not None:  # in PyG it computes several
-        parts.append(aggregation._modules["fused_aggr"])
+    if any(kinds[type(part)] != "var" for part in of_std):
+        raise Unsupported("a deviation is of something else than a variance")
+    parts, fused = [aggregation, *found, *of_std], aggregation._modules.get("fused_aggr")
+    if fused is not None:  # in PyG it computes several, those that were there when it was made
+        parts.append(fused)
+        of_now = [type(a).__name__ for a in found]
+        if fused.aggr_names != of_now or aggregation.fused_out_index != [*range(len(found))] or fused.semi_grad:
+            raise Unsupported("the aggregations are others than when they were put together")
     if not all(map(is_plain, parts)):
         raise Unsupported("hooks are registered on the aggregation")
     if len(found) > MOST_KINDS:

@@ -469,9 +469,15 @@ def _look(form: Form, parts: _Parts, module: Any, x: Any, edge_index: Any, weigh
         root = parts.root
         if root is None:
             return None  # PyG says what is missing
-    copies = not form.first and (root is None or x_dst is not x)
+    copies = not form.first and (root is None or x_dst is not x or not _is_trained(root))
     of_parts = parts.reduce, parts.hops, copies, parts.to_target, parts.verdict.place
     return _Call(x, x_dst, edge_index, weight, size, parts.lin, root, bias, *of_parts)
+
+
+def _is_trained(lin: Any) -> bool:
+    """Whether a linear layer keeps what it multiplies."""
+    weight: Any = lin_parameters(lin)[0] if isinstance(lin, torch.nn.Module) else None
+    return type(weight) in guards.PLAIN and weight.requires_grad
 
 
 def normalise(

@@ -17,6 +17,9 @@ if not _native.cpu.loaded:
     pytest.skip(_native.cpu.reason, allow_module_level=True)
 from compiled_layers import LAYERS, NETS
 from torch_geometric import nn
+from torch_geometric.nn import aggr
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import add_self_loops, remove_self_loops
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
@@ -300,3 +303,93 @@ def test_parts_that_change_after_a_layer_was_compiled(name, before, device):
         if not before:
             change(layer)
         check(step(model, layer, x, edge_index), expected(layer, x, edge_index))
+
+
+DEGREES = torch.tensor([2, 5, 4, 3, 1])
+
+
+def _pna(kinds):
+    return nn.PNAConv(F, 5, kinds, ["identity", "amplification"], DEGREES)
+
+
+# Pairs of layers that share what is compiled, as long as nothing that decides is another.
+OF_ONE_CLASS = {
+    "kinds": (lambda: nn.SimpleConv(["mean", "max"]), lambda: nn.SimpleConv(["min", "sum"])),
+    "number": (lambda: nn.SimpleConv(["mean", "max"]), lambda: nn.SimpleConv(["mean", "max", "std"])),
+    "softmax": (lambda: nn.SimpleConv(["mean", "max"]), lambda: nn.SimpleConv(["mean", "softmax"])),
+    "mode": (lambda: nn.SimpleConv(aggr.MultiAggregation(["mean", "max"])), lambda: nn.SimpleConv(_of_sums())),
+    "PNAConv": (lambda: _pna(["mean", "max"]), lambda: _pna(["max", "mean"])),
+    "variance": tuple(lambda semi=semi: nn.SimpleConv(aggr.VarAggregation(semi)) for semi in (False, True)),
+    "deviation": tuple(lambda semi=semi: nn.SimpleConv(aggr.StdAggregation(semi)) for semi in (False, True)),
+    "part": tuple(lambda semi=semi: nn.SimpleConv(["mean", aggr.VarAggregation(semi)]) for semi in (False, True)),
+    "weights": tuple(lambda semi=semi: nn.SimpleConv(aggr.SoftmaxAggregation(semi_grad=semi)) for semi in (False, True)),
+    "GINEConv": tuple(lambda width=width: nn.GINEConv(torch.nn.Linear(F, 5), edge_dim=width) for width in (None, F)),
+}
+
+
+def _of_sums():
+    return aggr.MultiAggregation(["mean", "max"], mode="sum")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("name", OF_ONE_CLASS)
+def test_layers_of_one_class_with_other_parts(name, order, device):
+    layers = [make().double().to(device) for make in OF_ONE_CLASS[name][::order]]
+    x, edge_index, _ = graph_of("random", device)
+    of_edges = (torch.randn(edge_index.shape[1], F, dtype=x.dtype, device=device),) if name == "GINEConv" else ()
+    models = [torch.compile(layer, backend="aot_eager") for layer in layers]
+    with gnnfast.override(kernel="gar"):
+        for _ in range(2):
+            for model, layer in zip(models, layers):
+                check(step(model, layer, x, edge_index, *of_edges), expected(layer, x, edge_index, *of_edges))
+    assert gnnfast.report().kernels
+
+
+def _set(path, name, value):
+    return lambda layer: setattr(layer.get_submodule(path), name, value())
+
+
+WITHIN = {
+    "PNAConv, kinds": (lambda: _pna(["mean", "max"]), _set("aggr_module", "aggr", lambda: aggr.MultiAggregation(["min", "sum"]))),
+    "PNAConv, a kind": (
+        lambda: _pna(["mean", "max"]),
+        lambda layer: layer.aggr_module.aggr.aggrs.__setitem__(0, aggr.SumAggregation()),
+    ),
+    "deviation, its variance": (
+        lambda: nn.SimpleConv(aggr.StdAggregation()),
+        _set("aggr_module", "var_aggr", lambda: aggr.SumAggregation()),
+    ),
+    "deviation, forward": (lambda: nn.SimpleConv("std"), _twice(lambda layer: layer.aggr_module.var_aggr)),
+    "several, a kind": (
+        lambda: nn.SimpleConv(["mean", "max"]),
+        lambda layer: layer.aggr_module.aggrs.__setitem__(0, aggr.SumAggregation()),
+    ),
+    "several, semi_grad": (lambda: nn.SimpleConv(["mean", "var"]), _set("aggr_module.aggrs.1", "semi_grad", lambda: True)),
+    "GINEConv, a product": (
+        lambda: nn.GINEConv(torch.nn.Linear(F, 5)),
+        lambda layer: setattr(layer, "lin", torch.nn.Linear(F, F).to(next(layer.parameters()))),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_what_is_within_an_aggregation_changes(name, device):
+    make, change = WITHIN[name]
+    layer = make().double().to(device)
+    x, edge_index, _ = graph_of("random", device)
+    of_edges = (torch.randn(edge_index.shape[1], F, dtype=x.dtype, device=device),) if "GINE" in name else ()
+    model = torch.compile(layer, backend="aot_eager")
+    with gnnfast.override(kernel="gar"):
+        check(step(model, layer, x, edge_index, *of_edges), expected(layer, x, edge_index, *of_edges))
+        assert gnnfast.report().kernels
+        change(layer)
+        check(step(model, layer, x, edge_index, *of_edges), expected(layer, x, edge_index, *of_edges))
+
+
+def test_what_stops_a_compiler_is_traced_where_it_must_not_stop(device):
+    x, edge_index, _ = graph_of("random", device)
+    for function, arguments in ((add_self_loops, ()), (remove_self_loops, ()), (gcn_norm, (None, x.shape[0]))):
+        found, wanted = compiled(function)(edge_index, *arguments), function(edge_index, *arguments)
+        assert torch.equal(found[0], wanted[0])
+    layer = nn.MFConv(F, 5).double().to(device)
+    check(step(compiled(layer), layer, x, edge_index), expected(layer, x, edge_index))

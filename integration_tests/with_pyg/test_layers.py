@@ -672,3 +672,33 @@ def test_above_constant_features_nodes_of_autograd_are_torchs(make, trained, dev
             out.sum().backward()
     else:
         out.sum().backward()
+
+
+@pytest.mark.parametrize("what", ["the root", "features", "sparse features"])
+@pytest.mark.parametrize("make", [nn.SAGEConv, nn.GraphConv])
+def test_what_pyg_does_not_keep_may_be_written_before_the_backward_pass(make, what, device):
+    torch.manual_seed(0)
+    nodes, edges, width = (30, 200, F) if what == "the root" else (2100, 6000, 130)
+    edge_index = torch.randint(0, nodes, (2, edges), device=device)
+    given = torch.randn(nodes, width, dtype=torch.float64, device=device)
+    if what == "sparse features":
+        given *= torch.rand(nodes, width, device=device) < 0.01
+    layer = make((width, width) if what != "features" else width, 5).double().to(device)
+    root = layer.lin_r if make is nn.SAGEConv else layer.lin_root
+    root.weight.requires_grad_(what != "features")
+
+    def step():
+        x, weight = given.clone().requires_grad_(what == "the root"), root.weight.detach().clone()
+        operands = x if what == "features" else (x, given.clone())
+        out = layer(operands, edge_index)
+        if what == "sparse features":  # they are compressed once they are known
+            for _ in range(4):
+                out = layer(operands, edge_index)
+        with torch.no_grad():
+            (root.weight if what == "the root" else x).mul_(2)
+        trained = [x] if what == "the root" else [p for p in layer.parameters() if p.requires_grad]
+        found = torch.autograd.grad(out.sin().sum(), trained)
+        root.weight.data = weight
+        return found
+
+    same(step)

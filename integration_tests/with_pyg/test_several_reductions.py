@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from comparison import compare
+from comparison import compare, same
 from graphs import GRAPHS, relative_error
 from torch import nn as tnn
 
@@ -12,6 +12,7 @@ import gnnfast
 
 pytest.importorskip("torch_geometric", reason="PyG is not installed")
 from torch_geometric import nn
+from torch_geometric.nn import aggr
 from user_messages import F, Layer, arguments, differences, dots, plain_rows, relu_rows
 
 SEVERAL = [["mean", "min", "max", "std"], ["sum", "var"], "std", ["max", "max", "sum"]]
@@ -126,3 +127,22 @@ def test_results_may_be_written_into(kind, function, device):
         results.append(torch.autograd.grad(out.sin().sum(), leaf)[0])
     gnnfast.enable()
     assert relative_error(*results) < 1e-9
+
+
+REASSEMBLED = {
+    "replaced": lambda several: several.aggrs.__setitem__(0, aggr.SumAggregation()),
+    "in another order": lambda several: setattr(several, "aggrs", torch.nn.ModuleList(list(several.aggrs)[::-1])),
+    "a part of one": lambda several: setattr(several.aggrs[1], "var_aggr", aggr.SumAggregation()),
+    "none fused": lambda several: setattr(several, "fused_aggr", None),
+}
+
+
+@pytest.mark.parametrize("change", REASSEMBLED)
+def test_aggregations_that_are_others_than_when_they_were_put_together(change, device):
+    """PyG computes those that were there then."""
+    edge_index, nodes, _ = GRAPHS["random"]()
+    edge_index, x = edge_index.to(device), torch.randn(nodes, 6, dtype=torch.float64, device=device)
+    layer = nn.SimpleConv(["mean", "std", "max"]).double().to(device)
+    same(lambda: [layer(x, edge_index)])
+    REASSEMBLED[change](layer.aggr_module)
+    same(lambda: [layer(x, edge_index)])

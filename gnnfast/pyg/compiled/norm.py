@@ -59,8 +59,10 @@ def _uncompiled(original: FunctionType) -> Callable[..., Any]:
 
 
 def _is_in_pieces() -> bool:
-    """Whether the compiler has stopped at a function of PyG that asks, and now traces it alone, or what follows where it stopped in
-    a layer."""
+    """Whether the compiler, which may stop, has stopped at a function of PyG that asks, and now traces it alone, or what follows
+    where it stopped in a layer."""
+    if not _may_stop():
+        return False
     asks, root = caller(2), state.frame
     while root.parent is not None:
         root = root.parent

@@ -74,7 +74,8 @@ def propagate(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any], c
     if normed is not None:
         x = x.to(normed.dtype)
     elif adds is not None:
-        weight = getattr(module, adds)(weight) if adds else weight
+        lin = getattr(module, adds) if adds else None
+        weight = weight if lin is None else lin(weight)
     elif weight is not None:
         weight = weight.reshape(-1, x.shape[1]) if per_head else weight if weight.dim() == 1 else weight.reshape(-1)
         if weight.dtype != x.dtype:
@@ -103,8 +104,8 @@ def generic(module: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> 
 
 
 def _message(module: Any, collect: str, *_: Any) -> Any:
-    """The names of features and weights, what update() asks for, and where the ReLU of a sum is aggregated the linear layer of what
-    is added (empty: there is none); ``None`` if PyG's own must run, or its steps."""
+    """The names of features and weights, what update() asks for, and where the ReLU of a sum is aggregated the name of a linear
+    layer, there or not, of what is added (empty: it has none); ``None`` if PyG's own must run, or its steps."""
     if state.said is module or is_several(module):
         return None
     try:
@@ -124,7 +125,7 @@ def _message(module: Any, collect: str, *_: Any) -> Any:
         return None
     message, adds = verdict.message, None
     if message.form in RELU_FORMS:
-        adds = "lin" if message is GINE and module.lin is not None else ""
+        adds = "lin" if message is GINE else ""
     return message.feature, message.weight or "", verdict.update, adds
 
 

@@ -191,8 +191,18 @@ def hint(size: Any) -> int:
 def deciding(module: Any) -> tuple[Any, ...]:
     """What of a module decides: code is traced again when one of these is another."""
     methods = module.message, module.aggregate, module.update, module.propagate, module.message_and_aggregate
-    aggregation = module.aggr_module
-    return module.flow, module.node_dim, module.explain, aggregation, getattr(aggregation, "forward", None), *methods
+    return module.flow, module.node_dim, module.explain, *of_aggregation(module.aggr_module), *methods
+
+
+def of_aggregation(aggregation: Any) -> tuple[Any, ...]:
+    """What of an aggregation, and of the parts that PyG's have, decides: layers of a class share code where modules within are of
+    the same classes."""
+    options = (getattr(aggregation, name, None) for name in ("mode", "semi_grad", "learn", "forward"))
+    names = getattr(aggregation, "aggr_names", None) or ()
+    parts = [getattr(aggregation, name, None) for name in ("aggr", "var_aggr", "fused_aggr")]
+    parts += getattr(aggregation, "aggrs", None) or ()
+    inner = [of_aggregation(part) for part in parts if isinstance(part, torch.nn.Module)]
+    return aggregation, *options, *names, *(thing for things in inner for thing in things)
 
 
 def of_linear(lin: Any) -> tuple[Any, ...]:
