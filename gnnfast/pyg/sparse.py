@@ -79,9 +79,8 @@ def is_multiplied_as_it_is(src: Tensor, other: Any) -> bool:
         return False
     nbytes = src._nnz() * max(other.shape[1], NARROW) * other.element_size()
     small = select.SMALL["adjacency cuda"]
-    if (
-        not settings().is_free or nbytes > (small.training if needs_grad else small.inference) * relative_bandwidth()
-    ):  # as most_left()
+    most = (small.training if needs_grad else small.inference) * relative_bandwidth()  # as most_left()
+    if nbytes > most or not settings().is_free:
         return False
     if not needs_grad:
         return True
