@@ -62,3 +62,14 @@ def compare(layer, *inputs, tolerance=1e-5, **kwargs):
     layer = layer.to(inputs[0].device)
     copies = [layer, copy.deepcopy(layer)]
     return same(lambda: run(copies.pop(), *inputs, **kwargs), tolerance)
+
+
+def nodes_behind(t):
+    """The names of the nodes of autograd that lead to a tensor."""
+    found, behind = set(), [t.grad_fn]
+    while behind:
+        node = behind.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            behind += [before for before, _ in node.next_functions]
+    return {type(node).__name__ for node in found}

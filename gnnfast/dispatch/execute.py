@@ -187,7 +187,7 @@ def linear_layer(
 
 def _above_constant(a: Formats | Coo, operands: Linear) -> Tensor:
     """The layer with the aggregation first, through which no gradient goes: the nodes of autograd of torch's products take the host
-    half as long as one in Python."""
+    less than one in Python."""
     x, weight, bias, x_dst, root = operands
     with below_autograd():
         hidden, _ = a.times(x)
@@ -226,6 +226,7 @@ def listed_sum(ends: tuple[Tensor, Tensor], x: Tensor, reduce: str, regret: floa
 def _listed(
     ends: tuple[Tensor, Tensor], x: Tensor, reduce: str, regret: float, needs_grad: bool, place: str, rest: str = ""
 ) -> Choice | None:
+    """What sums over the list, if no format pays and nothing else is asked for; ``rest`` is what the report says besides."""
     current = settings()
     if not current.is_free:
         return None

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from comparison import compare, same, without
+from comparison import compare, without
 from graphs import GRAPHS, relative_error
 
 import gnnfast
@@ -350,93 +350,6 @@ def test_sparse_tensor(device):
                 assert report.kernels and not report.fallbacks
 
 
-def test_edge_index_class(device):
-    from torch_geometric import EdgeIndex
-
-    edge_index, n, _ = GRAPHS["random"]()
-    x = torch.randn(n, F, device=device)
-    for order in (None, "row", "col"):
-        data = edge_index if order is None else edge_index[:, edge_index[{"row": 0, "col": 1}[order]].argsort(stable=True)]
-        typed = EdgeIndex(data.to(device), sparse_size=(n, n), sort_order=order)
-        for layer in (nn.SAGEConv(F, 5), nn.GCNConv(F, 5), nn.GraphConv(F, 5)):
-            report = compare(layer, x, typed)
-            assert report.kernels and not report.fallbacks
-        for layer in (nn.SAGEConv, nn.GraphConv):  # the latter's product with edges by column does not ask for the flow
-            compare(layer(F, 5, flow="target_to_source"), x, typed)
-
-
-class Doubled(nn.GraphConv):
-    def message_and_aggregate(self, edge_index, x, edge_weight):
-        return 2 * super().message_and_aggregate(edge_index, x, edge_weight)
-
-
-class Multiplied(nn.MessagePassing):
-    SUPPORTS_FUSED_EDGE_INDEX = True
-
-    def forward(self, x, edge_index):
-        return self.propagate(edge_index, x=x)
-
-    def message(self, x_j):
-        return x_j
-
-    def message_and_aggregate(self, edge_index, x):
-        return 3 * edge_index.matmul(x, reduce=self.aggr, transpose=True)
-
-
-def _reduced_by(aggr):
-    layer = nn.GraphConv(F, 5)
-    layer.aggr = aggr  # of which PyG's product is, not of the module that reduces messages
-    return layer
-
-
-def _of_instance():
-    layer = nn.GraphConv(F, 5)
-    layer.message_and_aggregate = lambda edge_index, x, edge_weight: 0 * x[0]
-    return layer
-
-
-PRODUCTS = {
-    "subclass": lambda: Doubled(F, 5),
-    "user's": lambda: Multiplied("sum"),
-    "of an instance": _of_instance,
-    "mean": lambda: _reduced_by("mean"),
-    "max": lambda: _reduced_by("max"),
-    "sum": lambda: _reduced_by("sum"),
-}
-
-
-@pytest.mark.parametrize("few", [False, True])
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_products_with_an_edge_index(name, few, device, request):
-    """What ``message_and_aggregate()`` does with one that is sorted by column is what PyG runs, whatever messages would sum up to."""
-    from torch_geometric import EdgeIndex
-
-    if few:
-        request.getfixturevalue("small")
-    edge_index, n, _ = GRAPHS["sorted"]()
-    typed = EdgeIndex(edge_index.to(device), sparse_size=(n, n), sort_order="col")
-    x, layer = torch.randn(n, F, device=device), PRODUCTS[name]().to(device)
-    for no_gradient in (torch.no_grad, torch.enable_grad):
-        with no_gradient():
-            report = same(lambda: [layer(x, typed)], 1e-5)
-    assert name == "sum" or few or report.fallbacks
-
-
-class Fused(nn.SAGEConv):
-    SUPPORTS_FUSED_EDGE_INDEX = True
-
-
-def test_products_that_pyg_does_not_make_of_an_edge_index(device):
-    from torch_geometric import EdgeIndex
-
-    edge_index, n, _ = GRAPHS["sorted"]()
-    typed = EdgeIndex(edge_index.to(device), sparse_size=(n, n), sort_order="col")
-    layer, x = Fused(F, 5).to(device), torch.randn(n, F, device=device)
-    for call in (lambda: without(lambda: layer(x, typed)), lambda: layer(x, typed)):
-        with pytest.raises(ValueError, match="sorted by rows"):
-            call()
-
-
 def test_transforms_and_tracing_fall_back():
     edge_index, n, _ = GRAPHS["random"]()
     x = torch.randn(n, F)
@@ -630,75 +543,3 @@ def test_sizes_of_any_type(name, what, device):
             assert found == expected
         else:
             assert relative_error(found, expected) < 1e-5
-
-
-def _nodes_of(out):
-    """The names of all nodes of autograd behind a tensor."""
-    found, left = set(), [out.grad_fn]
-    while left:
-        node = left.pop()
-        if node is not None and node not in found:
-            found.add(node)
-            left += [behind for behind, _ in node.next_functions]
-    return {node.name() for node in found}
-
-
-@pytest.mark.parametrize("trained", ["all", "root", "neighbours", "bias"])
-@pytest.mark.parametrize("make", [nn.SAGEConv, nn.GraphConv])
-def test_above_constant_features_nodes_of_autograd_are_torchs(make, trained, device):
-    """Of a model's first layer: none is in Python, and nothing else may be kept for a gradient than PyG keeps."""
-    torch.manual_seed(0)
-    layer = make(F, 5).double().to(device)
-    lin, root = (layer.lin_l, layer.lin_r) if make is nn.SAGEConv else (layer.lin_rel, layer.lin_root)
-    parts = {"root": [root.weight], "neighbours": [lin.weight], "bias": [lin.bias], "all": [*layer.parameters()]}[trained]
-    for parameter in layer.parameters():
-        parameter.requires_grad_(any(parameter is part for part in parts))
-    edge_index, nodes, _ = GRAPHS["random"]()
-    edge_index, x = edge_index.to(device), torch.randn(nodes, F, dtype=torch.float64, device=device)
-
-    def step():
-        loss = layer(x, edge_index).pow(3).sum()
-        grads = torch.autograd.grad(loss, parts, create_graph=True)
-        return [loss.detach(), *grads, *torch.autograd.grad(sum(grad.pow(2).sum() for grad in grads), parts, retain_graph=True)]
-
-    for _ in range(2):
-        same(step)
-        nodes = _nodes_of(layer(x, edge_index))
-        assert nodes and all(name.endswith("0") or name == "torch::autograd::AccumulateGrad" for name in nodes), nodes
-    out = layer(x, edge_index)
-    x.add_(1)  # of which PyG keeps what its root multiplies
-    if trained in ("all", "root"):
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            out.sum().backward()
-    else:
-        out.sum().backward()
-
-
-@pytest.mark.parametrize("what", ["the root", "features", "sparse features"])
-@pytest.mark.parametrize("make", [nn.SAGEConv, nn.GraphConv])
-def test_what_pyg_does_not_keep_may_be_written_before_the_backward_pass(make, what, device):
-    torch.manual_seed(0)
-    nodes, edges, width = (30, 200, F) if what == "the root" else (2100, 6000, 130)
-    edge_index = torch.randint(0, nodes, (2, edges), device=device)
-    given = torch.randn(nodes, width, dtype=torch.float64, device=device)
-    if what == "sparse features":
-        given *= torch.rand(nodes, width, device=device) < 0.01
-    layer = make((width, width) if what != "features" else width, 5).double().to(device)
-    root = layer.lin_r if make is nn.SAGEConv else layer.lin_root
-    root.weight.requires_grad_(what != "features")
-
-    def step():
-        x, weight = given.clone().requires_grad_(what == "the root"), root.weight.detach().clone()
-        operands = x if what == "features" else (x, given.clone())
-        out = layer(operands, edge_index)
-        if what == "sparse features":  # they are compressed once they are known
-            for _ in range(4):
-                out = layer(operands, edge_index)
-        with torch.no_grad():
-            (root.weight if what == "the root" else x).mul_(2)
-        trained = [x] if what == "the root" else [p for p in layer.parameters() if p.requires_grad]
-        found = torch.autograd.grad(out.sin().sum(), trained)
-        root.weight.data = weight
-        return found
-
-    same(step)

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 import torch
-from comparison import close, compare, without
+from comparison import close, compare, nodes_behind, without
 from graphs import GRAPHS, relative_error
 from thresholds import tiny_on_cpu
 from torch.nn.utils import prune
@@ -510,17 +510,6 @@ BIASED = {
     "Hypergraph": lambda: nn.HypergraphConv(F, 6),
     "Linear": lambda: nn.Linear(F, 6),
 }
-
-
-def nodes_behind(t):
-    """The names of the nodes of autograd that lead to a tensor."""
-    found, behind = set(), [t.grad_fn]
-    while behind:
-        node = behind.pop()
-        if node is not None and node not in found:
-            found.add(node)
-            behind += [before for before, _ in node.next_functions]
-    return {type(node).__name__ for node in found}
 
 
 @pytest.mark.parametrize("name", BIASED)
