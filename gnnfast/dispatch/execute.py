@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -35,6 +37,26 @@ if _native.cpu.loaded:
     from gnnfast.ops.sddmm import SDDMM, SDDMM_COO
     from gnnfast.ops.spmm import below_autograd, call
     from gnnfast.ops.spmm_plus import SPMM_PLUS, SPMM_PLUS_MAX
+
+
+class _Reproducible(threading.local):
+    """Whether sums on a GPU must be the same from run to run, as where frameworks multiply with a matrix in place of scattering,
+    for which users give one. Read what is ``asked``, and ask by :func:`reproducibly`."""
+
+    asked = False
+
+
+reproducible = _Reproducible()
+
+
+@contextlib.contextmanager
+def reproducibly(on_gpu: bool) -> Iterator[None]:
+    """Asks for that, ``on_gpu``, of what is called within."""
+    before, reproducible.asked = reproducible.asked, on_gpu
+    try:
+        yield
+    finally:
+        reproducible.asked = before
 
 
 def aggregate(
@@ -232,7 +254,8 @@ def _listed(
         return None
     nodes, width = x.shape
     statistics = Statistics("cuda", nodes, nodes, ends[0].shape[0], False, True, regret)
-    request = Request(reduce, needs_grad, torch.are_deterministic_algorithms_enabled(), width, x.element_size())
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    request = Request(reduce, needs_grad, deterministic, width, x.element_size(), reproducible.asked)
     choice = select(statistics, request, current)
     if choice.kernel != "gas":
         return None
@@ -471,7 +494,7 @@ def _tuned(
     """The fastest way to ``run`` this aggregation; timed if it is the first of its kind."""
     current, deterministic = settings(), torch.are_deterministic_algorithms_enabled()
     # GAS competes only where the selector was free to choose and nothing needs CSR in a backward pass.
-    free = current.kernel == "auto" and graph.edges.coo is not None and not needs_csr and not deterministic
+    free = current.kernel == "auto" and graph.edges.coo is not None and not (needs_csr or deterministic or reproducible.asked)
     kernels = ("gas", "gar") if free else (chosen,)
     row_bytes = x.shape[1] * x.element_size()
     options = autotune.candidates(graph, row_bytes, kernels, current.schedule, deterministic)
@@ -488,14 +511,14 @@ def choose(graph: Graph, width: int, itemsize: int, reduce: str, needs_grad: boo
     if needs_grad and saved_tensors_are_watched():
         return Choice("gar", "hooks watch what is saved for the backward pass")
     converted = graph.has(needs_grad)
-    edges, deterministic = graph.edges, torch.are_deterministic_algorithms_enabled()
-    key = graph.flipped, reduce, needs_grad, deterministic, width, itemsize, converted
+    edges, deterministic, alike = graph.edges, torch.are_deterministic_algorithms_enabled(), reproducible.asked
+    key = graph.flipped, reduce, needs_grad, deterministic, width, itemsize, converted, alike
     asked, kept = edges.choices.get(key, (None, None))
     if kept is None or asked is not current or edges.regret >= kept.until:
         sizes = graph.num_src, graph.num_dst, graph.num_edges
         capturing = graph.is_cuda and is_capturing()
         statistics = Statistics(graph.device.type, *sizes, converted, edges.coo is not None, edges.regret, capturing)
-        kept = select(statistics, Request(reduce, needs_grad, deterministic, width, itemsize), current)
+        kept = select(statistics, Request(reduce, needs_grad, deterministic, width, itemsize, alike), current)
         if not capturing:
             edges.choices[key] = current, kept
     return kept

@@ -38,13 +38,14 @@ class Statistics(NamedTuple):
 
 class Request(NamedTuple):
     """An aggregation: ``reduce`` is sum, mean, max or min; ``needs_grad`` says that some gradient will be asked for; features have
-    ``width`` elements of ``itemsize`` bytes."""
+    ``width`` elements of ``itemsize`` bytes; ``reproducible``: what the framework computes there is the same from run to run."""
 
     reduce: str
     needs_grad: bool
     deterministic: bool
     width: int
     itemsize: int
+    reproducible: bool = False
 
 
 class Choice(NamedTuple):
@@ -188,6 +189,8 @@ def select(graph: Statistics, request: Request, settings: Settings) -> Choice:
         return CONVERTED
     if graph.capturing:
         return Choice("gas", "a CUDA graph is being captured, and nothing can be converted")
+    if request.reproducible and graph.device == "cuda":
+        return Choice("gar", "the framework multiplies with a matrix, which is the same from run to run")
     if graph.device == "cpu":
         slower = graph.num_edges * (request.width + 25) * SCATTER_ON_CPU
         converting = CONVERT_ON_CPU * (1 + graph.num_edges / EDGES_ON_CPU)

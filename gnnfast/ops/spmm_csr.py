@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from gnnfast.guards import is_batched
-from gnnfast.ops.convert import out_of_memory
+from gnnfast.ops.convert import coo_to_formats, out_of_memory
 from gnnfast.ops.spmm import apply_of, below_autograd
-from gnnfast.types import REDUCTIONS
 
 _ops = torch.ops.gnnfast
 _spmm_csr = _ops.spmm_csr.default
@@ -26,7 +25,8 @@ def _(rowptr: Tensor, col: Tensor, value: Tensor, x: Tensor, mean: bool) -> Tens
 
 
 class _Product(torch.autograd.Function):
-    """The product, whose gradient for ``x`` is scattered: a matrix that is not used again is not worth its transpose."""
+    """The product, whose gradient for ``x`` is that with the transpose, made anew: torch's is the same from run to run, so that it
+    is not scattered."""
 
     @staticmethod
     def forward(ctx: Any, rowptr: Tensor, col: Tensor, value: Tensor, x: Tensor, mean: bool) -> Tensor:
@@ -38,14 +38,15 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         rowptr, col, value = ctx.saved_tensors
-        row, degree = _ops.csr_rows.default(rowptr, col.numel()), rowptr.diff().to(torch.int32) if ctx.mean else None
+        row = _ops.csr_rows.default(rowptr, col.numel())
+        if ctx.mean:
+            grad = grad / rowptr.diff().clamp_(min=1).unsqueeze(1)
         if torch.is_grad_enabled() or is_batched(grad):
-            if degree is not None:
-                grad = grad / degree.clamp(min=1).unsqueeze(1)
             to_x = grad.new_zeros(ctx.num_cols, grad.shape[1]).index_add(0, col, grad.index_select(0, row) * value.unsqueeze(1))
         else:
             with below_autograd():
-                to_x, _ = _ops.spmm_coo.default(col, row, value, grad, ctx.num_cols, REDUCTIONS["sum"], degree)
+                ptr, idx, perm, *_ = coo_to_formats(col, row, ctx.num_cols, rowptr.numel() - 1, False, False)
+                to_x = _spmm_csr(ptr, idx, value.index_select(0, perm), grad, False)
         return None, None, None, to_x, None
 
 

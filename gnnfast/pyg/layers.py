@@ -20,7 +20,7 @@ from gnnfast import features, guards
 from gnnfast.cache import Sightings, cache
 from gnnfast.config import settings
 from gnnfast.dispatch.bias import biased
-from gnnfast.dispatch.execute import Linear, linear_layer, listed_layer
+from gnnfast.dispatch.execute import Linear, linear_layer, listed_layer, reproducible
 from gnnfast.dispatch.select import FEW_BYTES, Layer, cannot_win, linear_first, saves_little
 from gnnfast.graph import ids
 from gnnfast.graph.checks import saved_tensors_are_watched
@@ -298,7 +298,7 @@ def _is_few(form: Form, module: Any, x: Any, edge_index: Any) -> bool:
     moved = num_edges * row_bytes // (2 if training and not x.requires_grad else 1)
     # A mean's layer is one node of autograd, which pays from where a call without a gradient does.
     few = cannot_win(moved, training and aggr != "mean", settings())
-    if not few or is_capturing() or torch.are_deterministic_algorithms_enabled():
+    if not few or is_capturing() or reproducible.asked or torch.are_deterministic_algorithms_enabled():
         return False
     if aggr != "mean":
         remember(module, "x", x, edge_index, most_ids(x, "cuda"))

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from gnnfast import guards
 from gnnfast.cache import Sightings, cache, is_constant, keep_if_captured, usable_later
+from gnnfast.dispatch.execute import reproducibly
 from gnnfast.graph import Graph, ids
 from gnnfast.graph.checks import MOST_EDGES, MOST_NODES, saved_tensors_are_watched
 from gnnfast.patching import class_of, is_dispatched
@@ -413,8 +414,9 @@ def over_list(over_edges: Callable[..., Any], original: FunctionType, cls: type,
     arguments = (*arguments[:position], *found, *arguments[position + 2 :])
     _state.values = found[1]
     try:
-        out = over_edges(reduce, *arguments)
-        return original(*arguments) if out is NotImplemented else out
+        with reproducibly(arguments[1].is_cuda):
+            out = over_edges(reduce, *arguments)
+            return original(*arguments) if out is NotImplemented else out
     finally:
         _state.values = None
 

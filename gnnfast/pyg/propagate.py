@@ -14,7 +14,7 @@ from gnnfast import _native, guards
 from gnnfast.cache import cache
 from gnnfast.config import settings
 from gnnfast.dispatch import edges, gates
-from gnnfast.dispatch.execute import aggregate, edge_relu
+from gnnfast.dispatch.execute import aggregate, edge_relu, reproducible, reproducibly
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.features import aggregate_csr, unsupported
 from gnnfast.graph import Graph, ids
@@ -48,9 +48,13 @@ def propagate(
             if module.fuse:  # PyG's product, which gnnfast.pyg.sparse serves
                 return multiply(module, edge_index, kwargs) if collect == COLLECT else NotImplemented
             return _over_list(original, module, edge_index, kwargs, collect)
-        if _is_edge_index(edge_index) and _multiplies_otherwise(module, edge_index):
-            fell_back(f"pyg {type(module).__name__}", "its product with an EdgeIndex is another than the sum of its messages")
-            return NotImplemented
+        if _is_edge_index(edge_index) and _multiplies(module, edge_index):
+            if _multiplies_otherwise(module):
+                fell_back(f"pyg {type(module).__name__}", "its product with an EdgeIndex is another than the sum of its messages")
+                return NotImplemented
+            if edge_index.is_cuda and not reproducible.asked:
+                with reproducibly(True):
+                    return propagate(original, module, edge_index, size, kwargs, collect)
     bound = bounds.get(id(module))
     if bound is not None and (
         left.edge_index is edge_index or (not _is_own(edge_index) and bound.holds(kwargs.get(bound.feature), edge_index))
@@ -89,11 +93,13 @@ def propagate(
     return NotImplemented
 
 
-def _multiplies_otherwise(module: Any, edge_index: Any) -> bool:
-    """Whether PyG multiplies with an ``EdgeIndex``, and not as it reduces messages: by code that is not GraphConv's, or by the name
-    of another reduction."""
-    if not module.fuse or not module.SUPPORTS_FUSED_EDGE_INDEX or not edge_index.is_sorted_by_col:
-        return False
+def _multiplies(module: Any, edge_index: Any) -> bool:
+    """Whether PyG multiplies with an ``EdgeIndex``."""
+    return module.fuse and module.SUPPORTS_FUSED_EDGE_INDEX and edge_index.is_sorted_by_col  # type: ignore[no-any-return]
+
+
+def _multiplies_otherwise(module: Any) -> bool:
+    """Whether that is not as it reduces messages: by code that is not GraphConv's, or by the name of another reduction."""
     cls = next(c for c in type(module).__mro__ if "message_and_aggregate" in vars(c))
     if "message_and_aggregate" in module.__dict__ or cls.__module__ != "torch_geometric.nn.conv.graph_conv":
         return True
@@ -208,7 +214,9 @@ def too_small(module: Any, edge_index: Any, kwargs: dict[str, Any]) -> str:
     if x.dim() < 2:
         return ""
     row_bytes = (x.shape[1] if x.dim() == 2 else _row(module, x)) * x.element_size()
-    if not cannot_win(edge_index.shape[-1] * row_bytes, training, settings()) or torch.are_deterministic_algorithms_enabled():
+    if not cannot_win(edge_index.shape[-1] * row_bytes, training, settings()):
+        return ""
+    if reproducible.asked or torch.are_deterministic_algorithms_enabled():
         return ""
     if x.dim() == 2:
         inference, in_training = most_ids(x, "cuda")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gnnfast.cache import Sightings
 from gnnfast.config import is_overridden, settings
+from gnnfast.dispatch.execute import reproducible
 from gnnfast.dispatch.select import most_left
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.guards import tracing_state
@@ -144,7 +145,7 @@ class Bound:
             and edge_index.dtype is self.dtype
             and edge_index.is_cuda is on_cuda
             and not (training and saved_tensors_are_watched())
-            and not (on_cuda and _deterministic())
+            and not (on_cuda and (_deterministic() or reproducible.asked))
         )
 
 

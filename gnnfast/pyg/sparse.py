@@ -14,7 +14,7 @@ from gnnfast import _native, guards
 from gnnfast.cache import cache
 from gnnfast.config import settings
 from gnnfast.dispatch import select
-from gnnfast.dispatch.execute import aggregate
+from gnnfast.dispatch.execute import aggregate, reproducibly
 from gnnfast.dispatch.select import most_left
 from gnnfast.graph import Graph, ids
 from gnnfast.graph.checks import saved_tensors_are_watched
@@ -84,8 +84,8 @@ def is_multiplied_as_it_is(src: Tensor, other: Any) -> bool:
         return False
     if not needs_grad:
         return True
-    # Its gradient is added by atomics, and keeps what an inference tensor does not let be kept.
-    return not (_deterministic() or saved_tensors_are_watched() or src.is_inference()) and _uses(src) <= FEW_USES
+    # Its gradient keeps what an inference tensor does not let be kept.
+    return not (saved_tensors_are_watched() or src.is_inference()) and _uses(src) <= FEW_USES
 
 
 def multiply_as_it_is(src: Tensor, other: Tensor, reduce: str, place: str) -> Tensor:
@@ -226,7 +226,8 @@ def _torch_sparse(src: Tensor, other: Tensor, reduce: str) -> Tensor:
     values = values.detach()
     if dtype is not None:
         values, other = values.to(dtype), other.to(dtype)
-    return aggregate(graph, other, values, reduce, place=_PLACE)
+    with reproducibly(other.is_cuda):
+        return aggregate(graph, other, values, reduce, place=_PLACE)
 
 
 def _cast_by_autocast(src: Tensor, other: Tensor) -> torch.dtype | None:

@@ -11,7 +11,7 @@ from adjacencies import LAYERS, USERS, WHOLE, F, OfWeights, check, check_edges_a
 from comparison import compare, same, without
 from gnnfast.benchmarks import convs
 from torch.utils.checkpoint import checkpoint
-from torch_geometric import nn
+from torch_geometric import EdgeIndex, nn
 from torch_geometric.typing import OptPairTensor
 from torch_geometric.utils import spmm
 
@@ -461,6 +461,31 @@ def test_a_gpu_meets_a_matrix(device, monkeypatch):
     assert twice == [True, False, True] * 2
     layer = nn.SAGEConv(F, 5).double().to(device)
     same(lambda: torch.autograd.grad(checkpoint(layer, x, adj.clone(), use_reentrant=False).sum(), x))
+
+
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [*itertools.product(("SAGEConv", "GINConv", "GatedGraphConv", *NORMALISING[:-1]), LAYOUTS), ("GraphConv", "EdgeIndex")],
+)
+def test_a_gpu_multiplies_alike_from_run_to_run(name, given, device, monkeypatch):
+    """PyG multiplies with a matrix by torch, whose sums are the same without being asked for it: no atomics, over none that is new."""
+    monkeypatch.setattr(sparse, "_is_new", IS_NEW)
+    torch.manual_seed(0)
+    adj = (torch.rand(1000, 1000, device=device) < 0.005).float()  # where torch's are, as columns are short
+    edge_index = EdgeIndex(adj.t().nonzero().t()[:, torch.randperm(int(adj.sum()))], sparse_size=adj.shape).sort_by("col")[0]
+    x = torch.randn(1000, F, device=device, requires_grad=True)
+    layer = convs.ALL[name](F, F).to(device)
+
+    def passes():
+        of = edge_index.clone() if given == "EdgeIndex" else adj.to_sparse(layout=LAYOUTS[given])
+        for _ in range(3):
+            out = layer(x, of)
+            yield from (out.detach(), *torch.autograd.grad(out.sin().sum(), [x, *layer.parameters()]))
+
+    first, *others = (quietly(lambda: [*passes()]) for _ in range(10))
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other))
+    assert gnnfast.report().kernels and not gnnfast.report().fallbacks
 
 
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)

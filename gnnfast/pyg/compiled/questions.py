@@ -200,7 +200,7 @@ def of_aggregation(aggregation: Any) -> tuple[Any, ...]:
     options = (getattr(aggregation, name, None) for name in ("mode", "semi_grad", "learn", "forward"))
     names = getattr(aggregation, "aggr_names", None) or ()
     parts = [getattr(aggregation, name, None) for name in ("aggr", "var_aggr", "fused_aggr")]
-    parts += getattr(aggregation, "aggrs", None) or ()
+    parts += [part for part in getattr(aggregation, "aggrs", None) or ()]  # noqa: C416 - as torch 2.11 can trace it
     inner = [of_aggregation(part) for part in parts if isinstance(part, torch.nn.Module)]
     return aggregation, *options, *names, *(thing for things in inner for thing in things)
 
