@@ -132,6 +132,18 @@ def aggregate(
     return over_formats(graph, x, weight, reduce, ties, empty, needs_grad, weight_grad, tuned)
 
 
+def known_sum(graph: Graph, x: Tensor, reduce: str, current: Settings, place: str) -> Tensor:
+    """The sum or mean of :func:`aggregate` without weights where that has nothing else to decide: the ``current`` settings are free
+    and features are not large, or need a gradient."""
+    needs_grad = torch.is_grad_enabled() and x.requires_grad
+    choice = choose(graph, x.shape[1], x.element_size(), reduce, needs_grad, current)
+    count(graph, place, f"{choice.kernel} {reduce}", choice.reason, x.nbytes)
+    if choice.kernel == "gas":
+        graph.edges.regret += choice.regret
+        return over_coo(graph, x, None, reduce, needs_grad)
+    return over_formats(graph, x, None, reduce, "even", 0.0, needs_grad, False, None)
+
+
 class Linear(NamedTuple):
     """The operands of a layer that is linear up to its bias: ``A (x @ weight.t()) + bias + x_dst @ root.t()``, of one dtype.
     Without ``x_dst``, ``root`` multiplies ``x``; ``bias`` and ``root`` may be ``None``."""

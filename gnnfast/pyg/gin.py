@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from gnnfast import features, guards
-from gnnfast.cache import Sightings
-from gnnfast.config import settings
-from gnnfast.dispatch.execute import aggregate, listed_sum
+from gnnfast.cache import Sightings, cache
+from gnnfast.config import Settings, settings
+from gnnfast.dispatch.execute import aggregate, known_sum, listed_sum
 from gnnfast.dispatch.select import cannot_win
-from gnnfast.graph import ids
+from gnnfast.graph import Graph, ids
 from gnnfast.graph.checks import saved_tensors_are_watched
 from gnnfast.patching import class_of, is_dispatched
 from gnnfast.pyg import listed
@@ -81,12 +81,15 @@ def _gin(known: Any, module: Any, x: Tensor, edge_index: Any, edge_attr: Tensor 
         return NotImplemented
     own, is_cuda = module.__dict__, x.is_cuda
     training, row_bytes = torch.is_grad_enabled(), x.shape[1] * x.element_size()
-    tiny, new = of_sums(x, "sum") if edge_attr is None else ("tiny cpu", "cpu")
     nbytes, current = edge_index.shape[1] * row_bytes, settings()
-    small = cannot_win(nbytes, training, current, "cuda" if is_cuda else new)
-    if small and not is_cuda and not cannot_win(nbytes, training, current, tiny):
-        # A format wins from the second step on, if it is over the same graph.
-        small = not (saved_tensors_are_watched() or _met.again(edge_index, id(module)))
+    if is_cuda:
+        small = cannot_win(nbytes, training, current)
+    else:
+        tiny, new = of_sums(x, "sum") if edge_attr is None else ("tiny cpu", "cpu")
+        small = cannot_win(nbytes, training, current, new)
+        if small and not cannot_win(nbytes, training, current, tiny):
+            # A format wins from the second step on, if it is over the same graph.
+            small = not (saved_tensors_are_watched() or _met.again(edge_index, id(module)))
     eps = own["_buffers"].get("eps", own["_parameters"].get("eps"))
     if guards.operand("x", x) or x.dtype not in FEATURE_DTYPES:
         return NotImplemented
@@ -108,29 +111,36 @@ def _gin(known: Any, module: Any, x: Tensor, edge_index: Any, edge_attr: Tensor 
         elif edge_attr is not None or (small and is_cuda):
             return NotImplemented  # propagate says so
         else:
-            made = _over_new(own, x, edge_index, verdict)
+            to_target, nodes = own["flow"] == "source_to_target", x.shape[0]
+            graph = found_graph(edge_index, nodes, nodes, to_target)
+            made = _over_new(x, edge_index, to_target, verdict) if graph is None else None
+            if graph is not None:
+                cache.hits += 1
             if made is None:
-                graph = graph_of(edge_index, x.shape[0], x.shape[0], own["flow"] == "source_to_target")
-                if graph.device != x.device:
-                    return NotImplemented
-                # The product with 1 + eps keeps x where eps needs a gradient, in PyG too.
-                how: Any = dict(place=verdict.place, ties="scatter", training=module.training, owner=module, copies=True)
-                made = aggregate(graph, x, None, verdict.reduce, **how)
+                made = _over_graph(module, x, graph or graph_of(edge_index, nodes, nodes, to_target), verdict, current)
             out = made.addcmul_(x, 1 + eps) if verdict.reduce in LINEAR else torch.addcmul(made, x, 1 + eps)  # a maximum is kept
     except (Unsupported, IndexError, ValueError):  # PyG raises its own
         return NotImplemented
     return through(module.nn, out)
 
 
-def _over_new(own: dict[str, Any], x: Tensor, edge_index: Tensor, verdict: Any) -> Tensor | None:
+def _over_graph(module: Any, x: Tensor, graph: Graph, verdict: Any, current: Settings) -> Tensor:
+    """The reduction over a graph. Raises Unsupported."""
+    if graph.device != x.device:
+        raise Unsupported("the edges are on another device")
+    if verdict.reduce in LINEAR and current.is_free and (x.requires_grad or not features.large(x)):
+        return known_sum(graph, x, verdict.reduce, current, verdict.place)
+    # The product with 1 + eps keeps x where eps needs a gradient, in PyG too.
+    how: Any = dict(place=verdict.place, ties="scatter", training=module.training, owner=module, copies=True)
+    return aggregate(graph, x, None, verdict.reduce, **how)
+
+
+def _over_new(x: Tensor, edge_index: Tensor, to_target: bool, verdict: Any) -> Tensor | None:
     """The sum over a graph on a GPU that is new, if no format of it pays."""
     if not x.is_cuda or edge_index.device != x.device or verdict.reduce not in LINEAR:
         return None
     if torch.is_grad_enabled() and saved_tensors_are_watched():
         return None  # what was met before must not decide there
-    to_target, nodes = own["flow"] == "source_to_target", x.shape[0]
-    if found_graph(edge_index, nodes, nodes, to_target) is not None:
-        return None
     ends = ends_of_new(edge_index, to_target)
     made = None if ends is None else listed_sum(ends, x, verdict.reduce, regrets.of(edge_index), verdict.place)
     if made is None:
