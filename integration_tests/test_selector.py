@@ -49,6 +49,10 @@ def _with(record, **changes):
         (SEEN_ONCE, _with(SUM, deterministic=True), Settings(kernel="gas"), "gar", "deterministic"),
         (_with(SEEN_ONCE, converted=True), SUM, Settings(kernel="gas"), "gas", "kernel=gas is set"),
         (SEEN_ONCE, SUM, Settings(kernel="gar"), "gar", "kernel=gar is set"),
+        (SEEN_ONCE, _with(SUM, reproducible=True), Settings(), "gar", "the same from run to run"),
+        (SEEN_ONCE, _with(SUM, reproducible=True), Settings(kernel="gas"), "gas", "kernel=gas is set"),
+        (_with(SEEN_ONCE, capturing=True), _with(SUM, reproducible=True), Settings(), "gas", "is being captured"),
+        (_with(SEEN_ONCE, device="cpu", num_edges=100), _with(SUM, reproducible=True), Settings(), "gas", "on a CPU"),
     ],
 )
 def test_table(graph, request_, settings, kernel, reason, monkeypatch):
