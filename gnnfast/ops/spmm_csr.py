@@ -26,7 +26,7 @@ def _(rowptr: Tensor, col: Tensor, value: Tensor, x: Tensor, mean: bool) -> Tens
 
 class _Product(torch.autograd.Function):
     """The product, whose gradient for ``x`` is that with the transpose, made anew: torch's is the same from run to run, so that it
-    is not scattered."""
+    is not scattered, but where it is differentiated again, or batched."""
 
     @staticmethod
     def forward(ctx: Any, rowptr: Tensor, col: Tensor, value: Tensor, x: Tensor, mean: bool) -> Tensor:
