@@ -17,7 +17,7 @@ from gnnfast.config import Settings, settings
 from gnnfast.dispatch import autotune, sampling
 from gnnfast.dispatch.bias import FEWEST_ROWS
 from gnnfast.dispatch.bias import linear as linear_of_many
-from gnnfast.dispatch.calls import arguments, count, over_coo, over_formats, scatter
+from gnnfast.dispatch.calls import arguments, count, over_coo, over_formats
 from gnnfast.dispatch.select import Choice, Request, Statistics, select
 from gnnfast.graph import Graph, ids
 from gnnfast.graph.checks import saved_tensors_are_watched
@@ -32,7 +32,7 @@ if _native.cpu.loaded:
     from gnnfast.ops.edge_relu import EDGE_RELU
     from gnnfast.ops.edge_softmax import EDGE_SOFTMAX
     from gnnfast.ops.head_dots import HEAD_DOTS
-    from gnnfast.ops.layer import Coo, Formats, layer
+    from gnnfast.ops.layer import Coo, Formats, layer, shifted
     from gnnfast.ops.pair_attention import PAIR_ATTENTION
     from gnnfast.ops.sddmm import SDDMM, SDDMM_COO
     from gnnfast.ops.spmm import below_autograd, call
@@ -132,16 +132,15 @@ def aggregate(
     return over_formats(graph, x, weight, reduce, ties, empty, needs_grad, weight_grad, tuned)
 
 
-def known_sum(graph: Graph, x: Tensor, reduce: str, current: Settings, place: str) -> Tensor:
-    """The sum or mean of :func:`aggregate` without weights where that has nothing else to decide: the ``current`` settings are free
-    and features are not large, or need a gradient."""
-    needs_grad = torch.is_grad_enabled() and x.requires_grad
-    choice = choose(graph, x.shape[1], x.element_size(), reduce, needs_grad, current)
+def shifted_sum(graph: Graph, x: Tensor, scale: Tensor, reduce: str, current: Settings, place: str) -> Tensor:
+    """The sum or mean of :func:`aggregate` without weights and ``scale [1]`` times ``x`` itself, where nothing else is to be
+    decided: the ``current`` settings are free and features are not large, or need a gradient."""
+    grad_enabled = torch.is_grad_enabled()
+    csc, row_bytes = grad_enabled and x.requires_grad, x.shape[1] * x.element_size()
+    choice = choose(graph, x.shape[1], x.element_size(), reduce, csc, current)
     count(graph, place, f"{choice.kernel} {reduce}", choice.reason, x.nbytes)
-    if choice.kernel == "gas":
-        graph.edges.regret += choice.regret
-        return over_coo(graph, x, None, reduce, needs_grad)
-    return over_formats(graph, x, None, reduce, "even", 0.0, needs_grad, False, None)
+    a = adjacency(graph, choice, None, reduce, csc, row_bytes)
+    return shifted(csc or (grad_enabled and scale.requires_grad), a, x, scale)
 
 
 class Linear(NamedTuple):
@@ -248,13 +247,18 @@ def listed_layer(
     return layer(needs_grad, a, False, None, *operands), regret + choice.regret
 
 
-def listed_sum(ends: tuple[Tensor, Tensor], x: Tensor, reduce: str, regret: float, place: str) -> tuple[Tensor, float] | None:
-    """The sum or mean alone, as :func:`listed_layer`."""
-    needs_grad = torch.is_grad_enabled() and x.requires_grad
+def listed_shifted_sum(
+    ends: tuple[Tensor, Tensor], x: Tensor, scale: Tensor, reduce: str, regret: float, place: str
+) -> tuple[Tensor, float] | None:
+    """:func:`shifted_sum` over ``ends``, as :func:`listed_layer`."""
+    grad_enabled = torch.is_grad_enabled()
+    needs_grad = grad_enabled and x.requires_grad
     choice = _listed(ends, x, reduce, regret, needs_grad, place)
     if choice is None:
         return None
-    return scatter(*ends, None, x, x.shape[0], reduce, needs_grad), regret + choice.regret
+    nodes = x.shape[0]
+    a = Coo(ends, None, nodes, nodes, reduce == "mean")
+    return shifted(needs_grad or (grad_enabled and scale.requires_grad), a, x, scale), regret + choice.regret
 
 
 def _listed(

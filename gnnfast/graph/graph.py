@@ -418,7 +418,7 @@ class Graph:
         be improved."""
         edges = self.edges
         edges.uses += 1
-        if self.is_cuda and edges.nbytes and not edges.plan.settled(edges.formats):
+        if self.is_cuda and edges.nbytes and not edges.plan.settled(edges.formats, x_bytes):
             with edges.lock:
                 edges.plan.improve(edges.formats, edges.uses - 1, x_bytes, self.num_src == self.num_dst, self)
 

@@ -45,7 +45,8 @@ class Plan(Held):
     """The schedules of a graph, and the arguments of ops that were made with them.
 
     ``order`` are the rows in an order in which neighbours are near, if one was made; ``locality`` is what became of the search for
-    one: ``None`` before, then a job, then :class:`Found` or the reason why there is none.
+    one: ``None`` before, then a job, then :class:`Found` or the reason why there is none. ``cached`` are the most bytes of features
+    that were found to fit the cache, for which none is searched.
     """
 
     def __init__(self) -> None:
@@ -56,17 +57,19 @@ class Plan(Held):
         self.tuned: dict[Hashable, Tuned] = {}
         self.args: dict[Any, Matrix] = {}
         self.exactly: dict[int, Exactly] = {}
+        self.cached = -1
 
     @property
     def used_order(self) -> Tensor | None:
         """:attr:`order`, where it was found to pay."""
         return self.order if isinstance(self.locality, Found) else None
 
-    def settled(self, formats: list[Csr | None]) -> bool:
-        """Whether nothing is to be decided or improved any more."""
+    def settled(self, formats: list[Csr | None], x_bytes: int) -> bool:
+        """Whether nothing is to be decided or improved any more for so many bytes of features."""
         first, second = formats
         exact = (first is None or first.exact) and (second is None or second.exact)
-        return exact and (type(self.locality) is Found or type(self.locality) is str)
+        state = self.locality
+        return exact and (x_bytes <= self.cached if state is None else type(state) is Found or type(state) is str)
 
     def improve(self, formats: list[Csr | None], uses: int, x_bytes: int, square: bool, graph: object) -> None:
         """Called before each aggregation on CUDA, after ``uses`` others, while :meth:`settled` says no. Waits for nothing.
@@ -142,7 +145,9 @@ class Plan(Held):
             num_edges = csr.col.numel()
             if not square or not locality.large_enough(csr.rowptr.numel() - 1, num_edges):
                 self.locality = "too small, too sparse or bipartite"
-            elif locality.exceeds_cache(x_bytes, csr.col.device) and not is_capturing():
+            elif not locality.exceeds_cache(x_bytes, csr.col.device):
+                self.cached = max(self.cached, x_bytes)
+            elif not is_capturing():
                 try:
                     made = {side: csr for side, csr in enumerate(formats) if csr is not None}
                     self.locality = locality.Locality(made, num_edges)

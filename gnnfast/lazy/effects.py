@@ -150,8 +150,9 @@ def modules_of(*modules: Any) -> list[Any]:
     left = [*modules]
     while left:
         m = left.pop()
-        if m is not None and id(m) not in found:
-            found[id(m)] = m
+        key = id(m)
+        if m is not None and key not in found:
+            found[key] = m
             left += m._modules.values()
     return list(found.values())
 
@@ -272,9 +273,9 @@ class Reach:
             self.modules.append(module)
 
     def _is_new(self, thing: Any) -> bool:
-        new = id(thing) not in self._seen
-        self._seen[id(thing)] = thing
-        return new
+        count = len(self._seen)
+        self._seen.setdefault(id(thing), thing)
+        return len(self._seen) > count
 
 
 def _is_known(module: str) -> bool:

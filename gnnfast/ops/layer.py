@@ -163,3 +163,37 @@ def layer(needs_grad: bool, a: Formats | Coo, first: bool, *rest: Any) -> Tensor
         return out[0] if isinstance(out, tuple) else out
     with below_autograd():
         return compute(a, first, *rest)[0]
+
+
+class Shifted(torch.autograd.Function):
+    """``(A + s I) X`` of a square A and ``s [1]``: a sum over neighbours and what a node keeps of itself, as in GIN. As nodes of
+    their own, the sum, the product and the addition of their gradients take longer than on small graphs the kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Any, x: Tensor, scale: Tensor) -> Tensor:
+        _, need_x, need_scale = ctx.needs_input_grad
+        out, ctx.degree = a.times(x)
+        ctx.a = a.bare()
+        ctx.save_for_backward(scale, x if need_scale else None, *(a.kept() if need_x else ()))
+        return out.addcmul_(x, scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        scale, x, *of_a = ctx.saved_tensors
+        _, need_x, need_scale = ctx.needs_input_grad
+        to_x = ctx.a.transpose_times(of_a, ctx.degree, grad) if need_x else None
+        if to_x is not None:
+            to_x = torch.addcmul(to_x, grad, scale) if torch.is_grad_enabled() else to_x.addcmul_(grad, scale)
+        return None, to_x, (grad * x).sum().view(1) if need_scale else None
+
+
+_apply_shifted = apply_of(Shifted)
+
+
+def shifted(needs_grad: bool, a: Formats | Coo, x: Tensor, scale: Tensor) -> Tensor:
+    """``A x + scale * x``, so that it can be differentiated if ``needs_grad``; A ``[N, N]``, ``x [N, F]``, ``scale [1]`` of its
+    dtype."""
+    if needs_grad:
+        return _apply_shifted(a, x, scale)  # type: ignore[no-any-return]
+    with below_autograd():
+        return a.times(x)[0].addcmul_(x, scale)

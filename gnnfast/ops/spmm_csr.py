@@ -26,7 +26,7 @@ def _(rowptr: Tensor, col: Tensor, value: Tensor, x: Tensor, mean: bool) -> Tens
 
 class _Product(torch.autograd.Function):
     """The product, whose gradient for ``x`` is that with the transpose, made anew: torch's is the same from run to run, so that it
-    is not scattered, but where it is differentiated again, or batched."""
+    is not scattered, but where it is batched."""
 
     @staticmethod
     def forward(ctx: Any, rowptr: Tensor, col: Tensor, value: Tensor, x: Tensor, mean: bool) -> Tensor:
@@ -41,12 +41,13 @@ class _Product(torch.autograd.Function):
         row = _ops.csr_rows.default(rowptr, col.numel())
         if ctx.mean:
             grad = grad / rowptr.diff().clamp_(min=1).unsqueeze(1)
-        if torch.is_grad_enabled() or is_batched(grad):
+        if is_batched(grad):
             to_x = grad.new_zeros(ctx.num_cols, grad.shape[1]).index_add(0, col, grad.index_select(0, row) * value.unsqueeze(1))
         else:
             with below_autograd():
                 ptr, idx, perm, *_ = coo_to_formats(col, row, ctx.num_cols, rowptr.numel() - 1, False, False)
-                to_x = _spmm_csr(ptr, idx, value.index_select(0, perm), grad, False)
+                of_slots = value.index_select(0, perm)
+            to_x = multiply_csr(ptr, idx, of_slots, grad, False)
         return None, None, None, to_x, None
 
 

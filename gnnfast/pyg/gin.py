@@ -12,7 +12,7 @@ from torch import Tensor
 from gnnfast import features, guards
 from gnnfast.cache import Sightings, cache
 from gnnfast.config import Settings, settings
-from gnnfast.dispatch.execute import aggregate, known_sum, listed_sum
+from gnnfast.dispatch.execute import aggregate, listed_shifted_sum, shifted_sum
 from gnnfast.dispatch.select import cannot_win
 from gnnfast.graph import Graph, ids
 from gnnfast.graph.checks import saved_tensors_are_watched
@@ -95,9 +95,9 @@ def _gin(known: Any, module: Any, x: Tensor, edge_index: Any, edge_attr: Tensor 
         return NotImplemented
     if own["node_dim"] not in (-2, 0):
         return NotImplemented
-    if not isinstance(eps, Tensor) or guards.operand("eps", eps) or eps.dtype != x.dtype or eps.device != x.device:
+    if not isinstance(eps, Tensor) or guards.operand("eps", eps) or eps.dtype is not x.dtype or eps.get_device() != x.get_device():
         return NotImplemented
-    if eps.shape != (1,) or not keeps_methods(type(module), known) or "propagate" in own:
+    if eps.dim() != 1 or eps.numel() != 1 or not keeps_methods(type(module), known) or "propagate" in own:
         return NotImplemented
     if is_cuda:
         ids.check()
@@ -112,37 +112,39 @@ def _gin(known: Any, module: Any, x: Tensor, edge_index: Any, edge_attr: Tensor 
             return NotImplemented  # propagate says so
         else:
             to_target, nodes = own["flow"] == "source_to_target", x.shape[0]
-            graph = found_graph(edge_index, nodes, nodes, to_target)
-            made = _over_new(x, edge_index, to_target, verdict) if graph is None else None
+            scale, graph = 1 + eps, found_graph(edge_index, nodes, nodes, to_target)
             if graph is not None:
                 cache.hits += 1
+            made = _over_new(x, scale, edge_index, to_target, verdict) if graph is None else None
             if made is None:
-                made = _over_graph(module, x, graph or graph_of(edge_index, nodes, nodes, to_target), verdict, current)
-            out = made.addcmul_(x, 1 + eps) if verdict.reduce in LINEAR else torch.addcmul(made, x, 1 + eps)  # a maximum is kept
+                graph = graph or graph_of(edge_index, nodes, nodes, to_target)
+                made = _over_graph(module, x, scale, graph, verdict, current)
+            out = made
     except (Unsupported, IndexError, ValueError):  # PyG raises its own
         return NotImplemented
     return through(module.nn, out)
 
 
-def _over_graph(module: Any, x: Tensor, graph: Graph, verdict: Any, current: Settings) -> Tensor:
-    """The reduction over a graph. Raises Unsupported."""
+def _over_graph(module: Any, x: Tensor, scale: Tensor, graph: Graph, verdict: Any, current: Settings) -> Tensor:
+    """The reduction over a graph, and ``scale * x``. Raises Unsupported."""
     if graph.device != x.device:
         raise Unsupported("the edges are on another device")
     if verdict.reduce in LINEAR and current.is_free and (x.requires_grad or not features.large(x)):
-        return known_sum(graph, x, verdict.reduce, current, verdict.place)
+        return shifted_sum(graph, x, scale, verdict.reduce, current, verdict.place)
     # The product with 1 + eps keeps x where eps needs a gradient, in PyG too.
     how: Any = dict(place=verdict.place, ties="scatter", training=module.training, owner=module, copies=True)
-    return aggregate(graph, x, None, verdict.reduce, **how)
+    made = aggregate(graph, x, None, verdict.reduce, **how)
+    return made.addcmul_(x, scale) if verdict.reduce in LINEAR else torch.addcmul(made, x, scale)  # a maximum is kept
 
 
-def _over_new(x: Tensor, edge_index: Tensor, to_target: bool, verdict: Any) -> Tensor | None:
-    """The sum over a graph on a GPU that is new, if no format of it pays."""
+def _over_new(x: Tensor, scale: Tensor, edge_index: Tensor, to_target: bool, verdict: Any) -> Tensor | None:
+    """The sum over a graph on a GPU that is new, and ``scale * x``, if no format of it pays."""
     if not x.is_cuda or edge_index.device != x.device or verdict.reduce not in LINEAR:
         return None
     if torch.is_grad_enabled() and saved_tensors_are_watched():
         return None  # what was met before must not decide there
     ends = ends_of_new(edge_index, to_target)
-    made = None if ends is None else listed_sum(ends, x, verdict.reduce, regrets.of(edge_index), verdict.place)
+    made = None if ends is None else listed_shifted_sum(ends, x, scale, verdict.reduce, regrets.of(edge_index), verdict.place)
     if made is None:
         return None
     regrets.set(edge_index, made[1])

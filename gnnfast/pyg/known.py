@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import inspect
 import operator
@@ -176,7 +177,10 @@ class Watch:
     def verdict(self, cls: Any = None) -> Any:
         """The verdict; judged anew if something has changed. Raises AttributeError if something is missing or no function."""
         holds, verdict = self._last
-        return verdict if holds(cls) else self._judged(cls)
+        try:
+            return verdict if holds(cls) else self._judged(cls)
+        except IndexError:
+            return self._judged(cls)
 
     def of_instance(self, cls: Any, own: dict[str, Any], part: Any) -> Any:
         """The verdict on an instance, if nothing has changed and its class says all about it; else ``None``. In one function, as
@@ -184,7 +188,7 @@ class Watch:
         holds, verdict = self._last
         try:
             return verdict if holds(cls, own, part) else None
-        except AttributeError:  # something is missing, or no function
+        except (AttributeError, IndexError):  # something is missing, or no function
             return None
 
     def _judged(self, cls: Any) -> Any:
@@ -195,6 +199,9 @@ class Watch:
 
 
 _code = operator.attrgetter("__code__")
+# From 3.12 on filelock, which torch requires, has a hook of Python hear of each code that is asked for as an attribute: 0.25 us, of
+# 20 to 80 functions in a layer.
+IS_AUDITED = sys.version_info >= (3, 12)
 
 
 def _comparison(own: tuple[str, ...], places: tuple[str, ...], paths: tuple[str, ...], alone: str) -> Callable[..., Any]:
@@ -202,17 +209,37 @@ def _comparison(own: tuple[str, ...], places: tuple[str, ...], paths: tuple[str,
     given, whether an instance is ``alone``. Compiled for each verdict, as Python remembers in the code where it has found an
     attribute: of a small step, looking them up took 3.5 us more, and comparing in loops of C 5."""
     names = [*(f"cls.{name}" for name in own), *paths]
-    held = " and ".join(f"{name} is f{i} and f{i}.__code__ is c{i}" for i, name in enumerate(names))
     functions, codes = (", ".join(f"{letter}{i}" for i in range(len(names))) for letter in "fc")
+    held = " and ".join(f"{name} is f{i}" for i, name in enumerate(names))
+    if IS_AUDITED:
+        held += f" and find(hold({functions})) == found"
+    else:
+        held += "".join(f" and f{i}.__code__ is c{i}" for i in range(len(names)))
     source = f"""\
 def make({", ".join(("functions", "codes", *places))}):
     {functions}, = functions
     {codes}, = codes
+    hold, find = look(functions, codes)
+    found = *codes, codes[-1]
     return lambda cls, own=None, part=None: (own is None or {alone}) and {held}
 """
-    scope: dict[str, Any] = {}
+    scope: dict[str, Any] = {"look": _look}
     exec(source, scope)
     return scope["make"]  # type: ignore[no-any-return]
+
+
+def _look(functions: tuple[Any, ...], codes: tuple[Any, ...]) -> tuple[Callable[..., Any], Callable[[Any], tuple[Any, ...]]]:
+    """What makes of functions something in which the second finds their codes and the last of them again, so that it is a tuple in
+    any case, without asking for each as an attribute. It raises IndexError where functions hold less than they did."""
+    places, count = [], 0
+    for function, code in zip(functions, codes):
+        held = gc.get_referents(function)
+        at = [i for i, found in enumerate(held, count) if found is code]
+        if type(function) is not FunctionType or not at:
+            return lambda *functions: functions, lambda functions: (*map(_code, functions), functions[-1].__code__)
+        places.append(at[0])
+        count += len(held)
+    return gc.get_referents, operator.itemgetter(*places, places[-1])
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:

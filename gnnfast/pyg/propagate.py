@@ -55,12 +55,13 @@ def propagate(
             if edge_index.is_cuda and not reproducible.asked:
                 with reproducibly(True):
                     return propagate(original, module, edge_index, size, kwargs, collect)
-    bound = bounds.get(id(module))
+    of_module = id(module)
+    bound = bounds.get(of_module)
     if bound is not None and (
         left.edge_index is edge_index or (not _is_own(edge_index) and bound.holds(kwargs.get(bound.feature), edge_index))
     ):
         return _left(original, module, edge_index, size, kwargs, collect, bound.place, SMALL)
-    quiet = _quiet.get(id(module))
+    quiet = _quiet.get(of_module)
     if quiet is not None and _is_quiet(quiet, module, edge_index, kwargs):
         left.edge_index = None
         fell_back(quiet.place, quiet.reason)
@@ -83,7 +84,7 @@ def propagate(
         try:
             out = general.propagate(module, edge_index, size, kwargs, reason, collect)
             if quiet is not None and general.Few.of(module, quiet.on_cuda).nbytes < quiet.few.nbytes:
-                _quiet.pop(id(module), None)  # it has been learnt how large graphs must be
+                _quiet.pop(of_module, None)  # it has been learnt how large graphs must be
             return out
         except Unsupported as error:
             reason = reason if str(error) == reason else f"{reason}; {error}"

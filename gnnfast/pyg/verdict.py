@@ -138,18 +138,18 @@ def check_module(module: Any, collect: str = COLLECT) -> Verdict:
     """What a module computes on which nothing but known functions run. Raises Unsupported."""
     cls, own = type(module), module.__dict__
     aggregation = own["_modules"].get("aggr_module")
-    kind = type(aggregation)
-    entry = _verdicts.get((id(cls), kind, COLLECT)) if collect == COLLECT else None
+    kind, of_class = type(aggregation), id(cls)
+    entry = _verdicts.get((of_class, kind, COLLECT)) if collect == COLLECT else None
     verdict = None if entry is None else entry[0].of_instance(cls, own, aggregation)
     if type(verdict) is Verdict:  # nothing has changed since
-        served[id(cls)] = verdict
+        served[of_class] = verdict
         return verdict
     _check_instance(module, collect)
     if kind not in _reductions():
         raise OfClass(f"the aggregation is {kind.__name__}")
     if not is_plain(aggregation):
         raise Unsupported("hooks are registered on the aggregation")
-    key = id(cls), kind, collect
+    key = of_class, kind, collect
     entry = _verdicts.get(key) or _watch(cls, kind, key)
     try:
         verdict = entry[0].verdict(cls)
@@ -157,7 +157,7 @@ def check_module(module: Any, collect: str = COLLECT) -> Verdict:
         raise Unsupported("a method of message passing is no plain function") from None
     if isinstance(verdict, str):
         raise OfClass(verdict)
-    served[id(cls)] = verdict
+    served[of_class] = verdict
     return verdict  # type: ignore[no-any-return]
 
 

@@ -211,3 +211,64 @@ def test_what_is_kept(n_out, dtype, is_kept, kernel, device, monkeypatch):
     assert sums_are_kept()
     monkeypatch.setattr(layer, "FREED_BYTES", 0)
     assert sums_are_kept() == is_kept
+
+
+SQUARE = [name for name in GRAPHS if len(set(GRAPHS[name]()[1:])) == 1]
+
+
+def _shifted(name, device, dtype=torch.float64, coo=False, reduce="sum"):
+    """``x`` and ``scale``, what adds up over one form of a graph and scales as one node, and the two apart."""
+    edge_index, nodes, _ = GRAPHS[name]()
+    edge_index = edge_index.to(device)
+    graph = Graph.from_edge_index(edge_index, nodes)
+    x = torch.randn(nodes, N_IN, device=device).to(dtype).requires_grad_()
+    scale = torch.tensor([1.3], device=device).to(dtype).requires_grad_()
+
+    def in_one(x, scale):
+        source, target = edge_index
+        ends = layer.Coo((target, source), None, nodes, nodes, reduce == "mean")
+        a = ends if coo else layer.Formats(graph.args(True), None, None, reduce == "mean")
+        return layer.shifted(x.requires_grad or scale.requires_grad, a, x, scale)
+
+    return x, scale, in_one, lambda x, scale: gnnfast.spmm(graph, x, None, reduce) + scale * x
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("coo", [False, True])
+@pytest.mark.parametrize("name", SQUARE)
+def test_shifted(name, coo, reduce, dtype, device):
+    x, scale, in_one, apart = _shifted(name, device, dtype, coo, reduce)
+    for needed in range(4):
+        leaves = [t for n, t in enumerate((x, scale)) if t.requires_grad_(bool(needed >> n & 1)).requires_grad]
+        found, expected = in_one(x, scale), apart(x.double(), scale.double())
+        assert found.dtype is dtype and found.requires_grad == bool(leaves)
+        assert relative_error(found, expected) < TOLERANCE[dtype]
+        if leaves:
+            seed = torch.randn_like(found)
+            for f, e in zip(torch.autograd.grad(found, leaves, seed), torch.autograd.grad(expected, leaves, seed.double())):
+                assert f.shape == e.shape and f.dtype is dtype and relative_error(f, e) < 4 * TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("coo", [False, True])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_shifted_is_differentiated_twice(reduce, coo, device):
+    x, scale, in_one, _ = _shifted("self_loops_and_duplicates", device, coo=coo, reduce=reduce)
+    torch.autograd.gradcheck(in_one, (x, scale))
+    torch.autograd.gradgradcheck(in_one, (x, scale))
+    several = torch.randn(3, *x.shape, device=device, dtype=x.dtype)
+    batched = torch.autograd.grad(in_one(x, scale), (x, scale), several, is_grads_batched=True)
+    for found, of_each in zip(batched, zip(*(torch.autograd.grad(in_one(x, scale), (x, scale), seed) for seed in several))):
+        torch.testing.assert_close(found, torch.stack(of_each))
+
+
+def test_shifted_keeps_what_is_written_into(device):
+    x, scale, in_one, _ = _shifted("random", device, coo=True)
+    out, hidden = in_one(x, scale.detach()), x * 1
+    seen = in_one(hidden, scale)
+    with torch.no_grad():
+        x.mul_(2)  # is not kept
+        hidden.mul_(2)
+    torch.autograd.grad(out.sum(), x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(seen.sum(), scale)

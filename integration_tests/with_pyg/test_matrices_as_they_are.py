@@ -338,10 +338,16 @@ def test_gradients_are_the_same_from_run_to_run(reduce, deterministic, in_traini
     try:
         gnnfast.clear_report()
         first, *others = (torch.autograd.grad(spmm(adj.clone(), x, reduce).sin().sum(), x)[0] for _ in range(30))
+        twice = []
+        for _ in range(30):
+            grad = torch.autograd.grad(spmm(adj.clone(), x, reduce).sin().sum(), x, create_graph=True)[0]
+            twice.append(torch.autograd.grad(grad.pow(2).sum(), x)[0])
+            others.append(grad.detach())
     finally:
         torch.use_deterministic_algorithms(False)
     assert in_training in {why for *_, why in gnnfast.report().kernels}
     assert all(torch.equal(first, other) for other in others)
+    assert all(torch.equal(twice[0], other) for other in twice)
 
 
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)

@@ -56,6 +56,72 @@ def test_a_message_replaced_in_place(edge_index, x):
     same(lambda: layer(x, edge_index))
 
 
+@pytest.mark.parametrize("is_audited", [False, True])
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_a_verdict_depends_on(count, is_audited, monkeypatch):
+    """A verdict holds for as long as nothing of a function is another, however its code is looked at."""
+    monkeypatch.setattr(known, "IS_AUDITED", is_audited)
+
+    class Watched:
+        def a(self, x=1, *, y=2):
+            return x + y
+
+        def b(self):
+            """Something."""
+
+        def c(self):
+            return 3
+
+    judged = []
+    names = ("a", "b", "c")[:count]
+    watch = known.Watch(names, {"int": int}, (), lambda: judged.append(0) or len(judged), "own and part is None")
+
+    def holds(cls=Watched):
+        before = watch.of_instance(cls, {0: 0}, None)
+        verdict = watch.verdict(cls)
+        assert verdict == len(judged) and before in (None, verdict)
+        return before == verdict
+
+    assert not holds() and holds() and holds()
+    assert watch.of_instance(Watched, {}, None) is None and watch.of_instance(Watched, {0: 0}, 1) is None
+    for name in names:
+        function = getattr(Watched, name)
+        function.__code__ = (lambda self: 4).__code__
+        assert not holds() and holds()
+        setattr(Watched, name, lambda self: 5)
+        assert not holds() and holds()
+    bare = Watched.a
+    bare.note, bare.__annotations__["self"], bare.__defaults__ = [1], int, (torch.ones(3),)  # functions hold more than their code
+    holds()
+    assert holds()
+    del bare.note
+    bare.__defaults__ = bare.__doc__ = None
+    for name in names:
+        getattr(Watched, name).__code__ = (lambda self: 6).__code__  # and less
+    assert not holds() and holds()
+    del Watched.a
+    with pytest.raises(AttributeError):
+        watch.verdict(Watched)
+    assert watch.of_instance(Watched, {0: 0}, None) is None
+
+
+@pytest.mark.parametrize("is_audited", [False, True])
+def test_a_verdict_on_what_is_no_function(is_audited, monkeypatch):
+    monkeypatch.setattr(known, "IS_AUDITED", is_audited)
+
+    class Watched:
+        def other(self):
+            return 1
+
+        bound = Plain().message
+
+    watch = known.Watch(("bound", "other"), {}, (), lambda: "verdict")
+    holds = [watch.verdict(Watched) == "verdict" and watch._last[0](Watched) for _ in range(2)]
+    assert all(holds)
+    Watched.other.__code__ = (lambda self: 2).__code__
+    assert not watch._last[0](Watched)
+
+
 class Gathers(Plain):
     def _index_select(self, src, index):
         return 3 * super()._index_select(src, index)
