@@ -8,10 +8,11 @@ and their code objects (:class:`Watch`), which a call compares in two microsecon
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
-import gc
 import hashlib
 import inspect
+import itertools
 import operator
 import sys
 import weakref
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 
+from gnnfast import _native
 from gnnfast.patching import code_of, is_dispatched
 
 _MP, _BASE, _BASIC = "torch_geometric.nn.conv.message_passing", "torch_geometric.nn.aggr.base", "torch_geometric.nn.aggr.basic"
@@ -177,10 +179,7 @@ class Watch:
     def verdict(self, cls: Any = None) -> Any:
         """The verdict; judged anew if something has changed. Raises AttributeError if something is missing or no function."""
         holds, verdict = self._last
-        try:
-            return verdict if holds(cls) else self._judged(cls)
-        except IndexError:
-            return self._judged(cls)
+        return verdict if holds(cls) else self._judged(cls)
 
     def of_instance(self, cls: Any, own: dict[str, Any], part: Any) -> Any:
         """The verdict on an instance, if nothing has changed and its class says all about it; else ``None``. In one function, as
@@ -188,7 +187,7 @@ class Watch:
         holds, verdict = self._last
         try:
             return verdict if holds(cls, own, part) else None
-        except (AttributeError, IndexError):  # something is missing, or no function
+        except AttributeError:  # something is missing, or no function
             return None
 
     def _judged(self, cls: Any) -> Any:
@@ -199,9 +198,6 @@ class Watch:
 
 
 _code = operator.attrgetter("__code__")
-# From 3.12 on filelock, which torch requires, has a hook of Python hear of each code that is asked for as an attribute: 0.25 us, of
-# 20 to 80 functions in a layer.
-IS_AUDITED = sys.version_info >= (3, 12)
 
 
 def _comparison(own: tuple[str, ...], places: tuple[str, ...], paths: tuple[str, ...], alone: str) -> Callable[..., Any]:
@@ -209,37 +205,40 @@ def _comparison(own: tuple[str, ...], places: tuple[str, ...], paths: tuple[str,
     given, whether an instance is ``alone``. Compiled for each verdict, as Python remembers in the code where it has found an
     attribute: of a small step, looking them up took 3.5 us more, and comparing in loops of C 5."""
     names = [*(f"cls.{name}" for name in own), *paths]
-    functions, codes = (", ".join(f"{letter}{i}" for i in range(len(names))) for letter in "fc")
+    functions = ", ".join(f"f{i}" for i in range(len(names)))
     held = " and ".join(f"{name} is f{i}" for i, name in enumerate(names))
-    if IS_AUDITED:
-        held += f" and find(hold({functions})) == found"
-    else:
-        held += "".join(f" and f{i}.__code__ is c{i}" for i in range(len(names)))
     source = f"""\
 def make({", ".join(("functions", "codes", *places))}):
     {functions}, = functions
-    {codes}, = codes
-    hold, find = look(functions, codes)
-    found = *codes, codes[-1]
-    return lambda cls, own=None, part=None: (own is None or {alone}) and {held}
+    same, pairs = look(functions, codes)
+    return lambda cls, own=None, part=None: (own is None or {alone}) and {held} and same(pairs)
 """
     scope: dict[str, Any] = {"look": _look}
     exec(source, scope)
     return scope["make"]  # type: ignore[no-any-return]
 
 
-def _look(functions: tuple[Any, ...], codes: tuple[Any, ...]) -> tuple[Callable[..., Any], Callable[[Any], tuple[Any, ...]]]:
-    """What makes of functions something in which the second finds their codes and the last of them again, so that it is a tuple in
-    any case, without asking for each as an attribute. It raises IndexError where functions hold less than they did."""
-    places, count = [], 0
-    for function, code in zip(functions, codes):
-        held = gc.get_referents(function)
-        at = [i for i, found in enumerate(held, count) if found is code]
-        if type(function) is not FunctionType or not at:
-            return lambda *functions: functions, lambda functions: (*map(_code, functions), functions[-1].__code__)
-        places.append(at[0])
-        count += len(held)
-    return gc.get_referents, operator.itemgetter(*places, places[-1])
+def _same_codes(pairs: Any) -> bool:
+    """Whether functions, each with a code, still run that."""
+    return all(function.__code__ is code for function, code in pairs)
+
+
+def _look(functions: tuple[Any, ...], codes: tuple[Any, ...]) -> tuple[Callable[[Any], Any], Any]:
+    """A function that tells whether ``functions``, which the caller holds, have these codes, and what to call it with."""
+    pairs = tuple(zip(functions, codes))
+    if not _native.cpu.loaded or any(type(function) is not FunctionType for function in functions):
+        return _same_codes, pairs
+    # After a backward pass 18 codes as attributes took 5 us, and 10 where an audit hook hears of each; so they take 2.
+    words = [ctypes.cast(ctypes.pythonapi.PyFunction_GetCode, ctypes.c_void_p).value, len(pairs), *map(id, itertools.chain(*pairs))]
+    held = (ctypes.c_void_p * len(words))(*words)
+    held.pairs = pairs  # type: ignore[attr-defined]
+    return _in_c(), held
+
+
+@functools.cache
+def _in_c() -> Callable[[Any], Any]:
+    """:func:`_same_codes` of what :func:`_look` makes: see plugin_src/codes/codes_cpu.cpp."""
+    return ctypes.PyDLL(str(_native.cpu.path)).gnnfast_same_codes  # type: ignore[no-any-return]
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
