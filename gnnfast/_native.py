@@ -3,9 +3,13 @@ takes the framework's own path, and ``gnnfast doctor`` shows the reason."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -64,6 +68,21 @@ elif torch.version.cuda is None:
     cuda = Library("gnnfast_cuda", None, "this torch is a build without CUDA")
 else:
     cuda = _load("gnnfast_cuda", "this gnnfast was built without nvcc; install a wheel with CUDA or build with nvcc on the PATH")
+
+
+def _find_same_codes() -> tuple[Callable[[Any], int], int | None] | None:
+    """The C function of plugin_src/codes/codes_cpu.cpp and the address of what it calls; ``None`` if they cannot be had. At import:
+    an audit hook may refuse it later, and the file may be another by then."""
+    if not cpu.loaded:
+        return None
+    try:
+        library = ctypes.PyDLL(os.path.realpath(str(cpu.path)))  # by the name that torch has loaded it by
+        return library.gnnfast_same_codes, ctypes.cast(ctypes.pythonapi.PyFunction_GetCode, ctypes.c_void_p).value
+    except Exception:
+        return None
+
+
+same_codes = _find_same_codes()
 
 
 def missing(device_type: str) -> str:

@@ -226,19 +226,14 @@ def _same_codes(pairs: Any) -> bool:
 def _look(functions: tuple[Any, ...], codes: tuple[Any, ...]) -> tuple[Callable[[Any], Any], Any]:
     """A function that tells whether ``functions``, which the caller holds, have these codes, and what to call it with."""
     pairs = tuple(zip(functions, codes))
-    if not _native.cpu.loaded or any(type(function) is not FunctionType for function in functions):
+    if _native.same_codes is None or any(type(function) is not FunctionType for function in functions):
         return _same_codes, pairs
     # After a backward pass 18 codes as attributes took 5 us, and 10 where an audit hook hears of each; so they take 2.
-    words = [ctypes.cast(ctypes.pythonapi.PyFunction_GetCode, ctypes.c_void_p).value, len(pairs), *map(id, itertools.chain(*pairs))]
+    in_c, code_of = _native.same_codes
+    words = [code_of, len(pairs), *map(id, itertools.chain(*pairs))]
     held = (ctypes.c_void_p * len(words))(*words)
     held.pairs = pairs  # type: ignore[attr-defined]
-    return _in_c(), held
-
-
-@functools.cache
-def _in_c() -> Callable[[Any], Any]:
-    """:func:`_same_codes` of what :func:`_look` makes: see plugin_src/codes/codes_cpu.cpp."""
-    return ctypes.PyDLL(str(_native.cpu.path)).gnnfast_same_codes  # type: ignore[no-any-return]
+    return in_c, held
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:

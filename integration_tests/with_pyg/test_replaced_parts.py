@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -61,7 +63,7 @@ def test_a_message_replaced_in_place(edge_index, x):
 def test_what_a_verdict_depends_on(count, in_c, monkeypatch):
     """A verdict holds for as long as no function is another and none has another code, however it is looked at."""
     if not in_c:
-        monkeypatch.setattr(known._native, "cpu", known._native.Library("gnnfast_cpu", None, "there is none"))
+        monkeypatch.setattr(known._native, "same_codes", None)
 
     class Watched:
         def a(self, x=1, *, y=2):
@@ -112,6 +114,26 @@ def test_a_verdict_on_what_is_no_function():
     assert all(holds)
     Watched.other.__code__ = (lambda self: 2).__code__
     assert not watch._last[0](Watched)
+
+
+def test_a_hook_that_refuses_ctypes(tmp_path):
+    """What C is asked by is looked up at import, not in a user's call."""
+    script = tmp_path / "script.py"
+    script.write_text("""
+import sys
+import torch, gnnfast
+from torch_geometric.nn import GINConv
+
+def hook(event, arguments):
+    if event.startswith("ctypes.dl"):
+        raise RuntimeError(event)
+
+sys.addaudithook(hook)
+GINConv(torch.nn.Linear(16, 4))(torch.randn(500, 16), torch.randint(500, (2, 70000)))
+print(*gnnfast.report().calls())
+""")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0 and "pyg GINConv" in done.stdout, done.stderr
 
 
 class Gathers(Plain):
