@@ -24,6 +24,8 @@
 - What multiplies the members of hyperedges in their means, and how many hyperedges there are (:data:`cache`,
   :mod:`gnnfast.pyg.hypergraph`): by ``hyperedge_index`` and constant weights as they were, sizes, dtype and deterministic
   algorithms. Nobody else sees them.
+- Nodes in order of degree (:data:`cache`, :mod:`gnnfast.pyg.mf`): by ``edge_index`` as it was, the number of nodes, the greatest
+  degree and the direction. Nobody else sees them.
 - The graph of edges with a loop at each node (:data:`cache`, :mod:`gnnfast.pyg.loops`): by the ``edge_index`` as it was, and
   the numbers of nodes; with it, which edges are no self loops. Nobody else sees them.
 - Weights in slot order (``graph.edge_values``): by graph and constant weights as they were. Let go with the weights; the last 4.

@@ -22,6 +22,7 @@ _WHOLE = {
     "gnnfast.pyg.hypergraph": "means at hyperedges, and of these at nodes; with attention, SpMM with coefficients",
     "gnnfast.pyg.gin": "a sum with each node's own row, by few operations",
     "gnnfast.pyg.layers": "linear parts, aggregation, bias and root",
+    "gnnfast.pyg.mf": "SpMM of x_j, and products of nodes in order of degree",
     "gnnfast.pyg.pna": "products at nodes, all statistics in one walk over the edges; with edge features, of messages that exist",
     "gnnfast.pyg.relational_attention": "products once for each node and type of edges, attention over all",
     "gnnfast.pyg.wl": "a mean with each node's own row, by few operations; on a CPU and with weights, SpMM of edge_weight * x_j",

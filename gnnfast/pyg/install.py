@@ -24,6 +24,7 @@ from gnnfast.pyg.hypergraph import make_hypergraph_conv
 from gnnfast.pyg.layers import GCN, GRAPH, SAGE, SG, make_layer
 from gnnfast.pyg.loops import flipped, make_add_self_loops, make_remove_self_loops, make_side_by_side
 from gnnfast.pyg.matrices import make_ptr2index
+from gnnfast.pyg.mf import make_mf_conv
 from gnnfast.pyg.negative_sampling import make_negative_sampling, make_sample
 from gnnfast.pyg.norm import make_gcn_norm, make_laplacian, make_normalising
 from gnnfast.pyg.pna import make_pna_conv
@@ -105,7 +106,7 @@ PATCHES = (
         ("hyperedge_index.flip([0])", "hyperedge_index, self", flipped),
     ),
     Patch("torch_geometric.nn.conv.lg_conv", "LGConv.forward", ("36b4be0dcedc",), make_normalising),
-    Patch("torch_geometric.nn.conv.mf_conv", "MFConv.forward", ("6cf5fea3e57f",), None),
+    Patch("torch_geometric.nn.conv.mf_conv", "MFConv.forward", ("6cf5fea3e57f",), make_mf_conv),
     Patch("torch_geometric.nn.conv.mixhop_conv", "MixHopConv.forward", ("b7982512c99a",), make_normalising),
     Patch("torch_geometric.nn.conv.ssg_conv", "SSGConv.forward", ("d7dd15bb214b", "f95c3a995a9f"), make_normalising),
     Patch("torch_geometric.nn.conv.tag_conv", "TAGConv.forward", ("340db079cbd4",), make_normalising),

@@ -142,6 +142,8 @@ _BY_HYPERGRAPH = (
     (_UTILS + "_scatter", "broadcast", (_UTILS + "_scatter", "broadcast")),
 )
 
+_BY_MF = (("torch_geometric.nn.conv.mf_conv", "degree", (_UTILS + "_degree", "degree")),)
+
 # What attention layers look up by name, besides the functions of their own module that ``_IN`` lists.
 _IN = {
     _GAT: ("softmax", "remove_self_loops", "add_self_loops"),
@@ -318,6 +320,11 @@ def replaced_in_relations() -> str:
 def replaced_in_hypergraph() -> str:
     """The same of what HypergraphConv calls."""
     return _ask(_BY_HYPERGRAPH)
+
+
+def replaced_in_mf() -> str:
+    """The same of what MFConv calls."""
+    return _ask(_BY_MF)
 
 
 # ---- layers as a whole ---------------------------------------------------------------------------------------------------------
